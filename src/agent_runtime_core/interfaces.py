@@ -211,6 +211,10 @@ class RunContext(Protocol):
         """The id that the caller passed as `run_id`, if it was not a UUID; else None."""
 
     @property
+    def tenant(self) -> str | None:
+        """Whose run it is; None for a run without a tenant."""
+
+    @property
     def conversation_id(self) -> UUID | None:
         """The conversation that the run belongs to, if any."""
 

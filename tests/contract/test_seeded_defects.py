@@ -92,17 +92,17 @@ class _ClaimsTwice(TheirRows):
 
 
 class _ForgetsDelay(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return super().make_due_ready(float("inf"))
 
 
 class _NeverDue(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return ()
 
 
 class _DelayLosesPlace(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         before = dict(self.tx.runs)
         lanes = super().make_due_ready(wall)
         for run_id, row in self.tx.runs.items():
@@ -133,7 +133,7 @@ class _ClaimIdsFall(TheirRows):
 
 
 class _NoKeys(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
         return None
 
 
@@ -215,40 +215,40 @@ class _HeldIsReady(TheirRows):
 
 
 class _NoHead(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return None
 
 
 class _OnlyRunningHasTheLane(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
-        head = super().active_in_group(lane)
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        head = super().active_in_group(lane, tenant)
         return head if head is not None and head.status == "running" else None
 
 
 class _OneLaneForAll(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return next((row for row in self.tx.runs.values() if row.lane and not row.held and row.ended_at is None), None)
 
 
 class _NobodyBehind(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return None
 
 
 class _ArrivalOnly(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
-        return min((row for row in self._lane(lane, 1) if row.due_at == 0), key=lambda row: row.n, default=None)
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return min((row for row in self._group(lane, tenant, 1) if row.due_at == 0), key=lambda row: row.n, default=None)
 
 
 class _DelayIsNoPlace(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         super().make_due_ready(wall)
         return ()
 
 
 class _BehindBeforeItIsDue(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
-        return min(self._lane(lane, 1), key=lambda row: (-row.priority, row.n), default=None)
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return min(self._group(lane, tenant, 1), key=lambda row: (-row.priority, row.n), default=None)
 
 
 class _NeverAside(TheirRows):
@@ -262,8 +262,8 @@ class _AsideAtOnce(TheirRows):
 
 
 class _KeyEndsWithItsRun(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
-        row = super().by_key(idem_key)
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        row = super().by_key(idem_key, tenant)
         return row if row is not None and row.ended_at is None else None
 
 
@@ -293,7 +293,7 @@ class _WholeSeconds(TheirRows):
 
 
 class _OneLaneIsDue(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return list(super().make_due_ready(wall))[:1]
 
 
@@ -415,7 +415,7 @@ def _losing(what: str, **values: Any) -> type[TheirRows]:
 
 
 class _KeysInLatin(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
         rows = self.tx.runs.values()
         return next((row for row in rows if row.idem_key and _latin(row.idem_key) == _latin(idem_key)), None)
 
@@ -432,7 +432,7 @@ class _MessagesInLines(TheirRows):
 
 
 class _LanesLike(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
         rows = [row for row in self.tx.runs.values() if row.lane and row.lane.startswith(lane) and row.held == 1]
         return min(rows, key=lambda row: (-row.priority, row.n), default=None)
 
@@ -607,7 +607,7 @@ class _EndsAnyClaim(TheirRows):
 
 
 class _NoRelease(TheirRows):
-    def _release(self, lane: str) -> None: ...
+    def _release(self, lane: str, tenant: str) -> None: ...
 
 
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:

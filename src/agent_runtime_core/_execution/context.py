@@ -70,6 +70,7 @@ class Context:
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
+        self.tenant: str | None = row.tenant or None
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}

@@ -24,18 +24,6 @@ _COLUMNS = {False: "*", True: ", ".join(_LIGHT.get(name, name) for name in RunRo
 FIRST_WORD = "substr(reason, 1, instr(reason || ' ', ' ') - 1)"  # as in the indexes
 _BEFORE = "(created_at, n) < (?, ?)"
 _THESE = "n IN (SELECT value FROM json_each(?))"
-_NEXT_AGENT = (
-    "SELECT agent FROM arc_runs INDEXED BY arc_runs_state WHERE status = ? AND agent > ? ORDER BY agent LIMIT 1"
-)
-_RUNS = "SELECT status, agent, count(*) FROM arc_runs INDEXED BY arc_runs_state GROUP BY status, agent"
-_OLDEST_PENDING = (
-    "SELECT min(created_at) FROM arc_runs INDEXED BY arc_runs_state WHERE status = 'pending' AND agent = ?"
-)
-_WAITING = (
-    f"SELECT {FIRST_WORD}, count(*) FROM arc_runs INDEXED BY arc_runs_waiting WHERE status = 'waiting' GROUP BY 1"
-)
-_DUE_LATER = "SELECT count(*) FROM arc_runs INDEXED BY arc_runs_due WHERE due_at > 0"
-
 Condition = tuple[str, tuple[Any, ...]]
 
 
@@ -98,6 +86,7 @@ def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
         ("asking", wanted.asking, ("questions <> '' AND ended_at IS NULL", ())),
         ("retrying", wanted.retrying, ("failures > 0 AND ended_at IS NULL", ())),
         ("conversation", wanted.conversation is not None, ("conversation = ?", (wanted.conversation,))),
+        ("key", wanted.run_key is not None, ("run_key = ?", (wanted.run_key,))),
         ("lane", wanted.lane is not None, ("lane = ?", (wanted.lane,))),
         ("parent", wanted.parent is not None, ("parent_id = ?", (wanted.parent,))),  # SQLite sorts these
     ]
@@ -110,9 +99,16 @@ def _chosen(view: sqlite3.Connection, wanted: RunFilter) -> _Source:
     if wanted.reason:
         word = wanted.reason.partition(" ")[0]
         return _Source("reason", ((f"reason <> '' AND {FIRST_WORD} = ?", (word,)),))
-    if wanted.statuses is not None or wanted.agent is not None:
-        return _Source("state", [("status = ? AND agent = ?", pair) for pair in _pairs(view, wanted)])
+    if wanted.statuses is not None or wanted.agent is not None or wanted.tenant:
+        index, text, values = _by_state(wanted.tenant)
+        text += "status = ? AND agent = ?"
+        return _Source(index, [(text, (*values, *pair)) for pair in _pairs(view, wanted)])
     return _Source("created")
+
+
+def _by_state(tenant: str | None) -> tuple[str, str, tuple[str, ...]]:
+    """Return the index of runs by status and agent, and the beginning of its conditions: a tenant's, or of all runs."""
+    return ("tenant", "tenant <> '' AND tenant = ? AND ", (tenant,)) if tenant else ("state", "", ())
 
 
 def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
@@ -120,11 +116,13 @@ def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]
     statuses = tuple(_STATUSES) if wanted.statuses is None else dict.fromkeys(wanted.statuses)
     if wanted.agent is not None:
         return [*product(statuses, (wanted.agent,))]
-    return [(status, agent) for status in statuses for agent in _agents(view, status)]
+    return [(status, agent) for status in statuses for agent in _agents(view, status, wanted.tenant)]
 
 
-def _agents(view: sqlite3.Connection, status: str) -> Iterator[str]:
-    return agents(lambda agent: view.execute(_NEXT_AGENT, (status, agent)).fetchone())
+def _agents(view: sqlite3.Connection, status: str, tenant: str | None) -> Iterator[str]:
+    index, text, values = _by_state(tenant)
+    query = f"SELECT agent FROM arc_runs {_by(index)} WHERE {text}status = ? AND agent > ? ORDER BY agent LIMIT 1"
+    return agents(lambda agent: view.execute(query, (*values, status, agent)).fetchone())
 
 
 def _conditions(wanted: RunFilter) -> list[Condition]:
@@ -136,6 +134,8 @@ def _conditions(wanted: RunFilter) -> list[Condition]:
         given.append(("agent = ?", (wanted.agent,)))
     if wanted.statuses is not None:
         given.append((f"status IN ({', '.join('?' * len(wanted.statuses))})", wanted.statuses))
+    if wanted.tenant is not None:
+        given.append(("tenant = ?", (wanted.tenant,)))
     if wanted.ended_before is not None:
         given.append(("ended_at < ?", (wanted.ended_before,)))
     if wanted.prefix:
@@ -279,11 +279,24 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 # -- counts
 
 
-def counts(view: sqlite3.Connection) -> RunCounts:
-    """Return how many runs are stored."""
-    runs: dict[tuple[str, str], int] = {(status, agent): number for status, agent, number in view.execute(_RUNS)}
-    pending = {
-        agent: view.execute(_OLDEST_PENDING, (agent,)).fetchone()[0] for status, agent in runs if status == "pending"
+def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
+    """Return how many runs are stored, or how many of them a tenant has."""
+    index, text, values = _by_state(tenant)
+    of, all_of = f"FROM arc_runs {_by(index)}", f"WHERE {text.removesuffix(' AND ')}" if text else ""
+    runs: dict[tuple[str, str], int] = {
+        (status, agent): number
+        for status, agent, number in view.execute(
+            f"SELECT status, agent, count(*) {of} {all_of} GROUP BY status, agent", values
+        )
     }
-    [due] = view.execute(_DUE_LATER).fetchone()
-    return RunCounts(runs, pending, due, dict(view.execute(_WAITING).fetchall()))
+    oldest = f"SELECT min(created_at) {of} WHERE {text}status = 'pending' AND agent = ?"
+    pending = {
+        agent: view.execute(oldest, (*values, agent)).fetchone()[0] for status, agent in runs if status == "pending"
+    }
+    live = text and f"{text}status IN ('pending', 'waiting') AND "
+    due, waiting = (_by(index), _by(index)) if tenant else (_by("due"), _by("waiting"))
+    [later] = view.execute(f"SELECT count(*) FROM arc_runs {due} WHERE {live}due_at > 0", values).fetchone()
+    words = view.execute(
+        f"SELECT {FIRST_WORD}, count(*) FROM arc_runs {waiting} WHERE {text}status = 'waiting' GROUP BY 1", values
+    )
+    return RunCounts(runs, pending, later, dict(words.fetchall()))

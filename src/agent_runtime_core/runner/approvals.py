@@ -99,7 +99,9 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
                 yield position, row, question
 
 
-async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: str | None) -> list[ApprovalRequest]:
+async def open_requests(
+    queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = ""
+) -> list[ApprovalRequest]:
     """Return the open questions of all runs, the oldest first.
 
     The rows of the runs that ask have all that the order depends on. Only the mailboxes of the runs on the page are
@@ -107,7 +109,7 @@ async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: s
     """
     start = None if after is None else _Position.of_cursor(after)
     first: list[_Found] = []
-    wanted = RunFilter(agent=agent, asking=True, light=True, limit=_BATCH)
+    wanted = RunFilter(agent=agent, tenant=tenant or None, asking=True, light=True, limit=_BATCH)
     while rows := await queue.find(wanted):
         first = heapq.nsmallest(limit, (*first, *_in(rows, start)))
         if len(rows) < _BATCH:
@@ -117,7 +119,7 @@ async def open_requests(queue: RunQueue, limit: int, after: str | None, agent: s
     mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
     found = [asked for each in first if (asked := _request(*each, mail[each[1].run_id])) is not None]
     if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
-        found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent)
+        found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent, tenant)
     return found
 
 

@@ -79,7 +79,7 @@ _RUNNING = RunStatus.RUNNING.value
 #: After these errors the same run may be executed later, or by another worker.
 PASSING = (StorageBusy, StorageFull, *UNREADABLE)
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
-HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
+HELD_CONCURRENCY_KEYS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
 #: The ids of all runs that this task is part of, the outermost first.
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
 
@@ -580,7 +580,8 @@ class RunExecution:
         context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
         if self.row.lane is not None:
-            context.run(HELD_CONCURRENCY_KEYS.set, {**HELD_CONCURRENCY_KEYS.get({}), self.row.lane: self.row.run_id})
+            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.lane, self.row.tenant)
+            context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: self.row.run_id})
         return context
 
     def _start_agent(self, ctx: Context) -> asyncio.Task[Any]:
