@@ -484,4 +484,6 @@ def same_input(asked: RunRow, stored: RunRow) -> bool:
     """
     if asked.digest == stored.digest:
         return asked.tenant == stored.tenant
-    return (asked.tenant, asked.agent) == (stored.tenant, stored.agent) and stored.decoded("input", partial(same_tree, asked.input))
+    if (asked.tenant, asked.agent) != (stored.tenant, stored.agent):
+        return False
+    return stored.decoded("input", partial(same_tree, asked.input))

@@ -148,7 +148,9 @@ _NEXT_AGENT = (
     " ORDER BY agent LIMIT 1"
 )
 _NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
-_HEAD = "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+_HEAD = (
+    "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+)
 _BEHIND = (
     "SELECT * FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
     " ORDER BY priority DESC, n LIMIT 1"

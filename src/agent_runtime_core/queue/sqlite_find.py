@@ -25,6 +25,7 @@ FIRST_WORD = "substr(reason, 1, instr(reason || ' ', ' ') - 1)"  # as in the ind
 _BEFORE = "(created_at, n) < (?, ?)"
 _THESE = "n IN (SELECT value FROM json_each(?))"
 Condition = tuple[str, tuple[Any, ...]]
+_ANY: Condition = ("TRUE", ())
 
 
 @lru_cache(1024)
@@ -100,15 +101,15 @@ def _chosen(view: sqlite3.Connection, wanted: RunFilter) -> _Source:
         word = wanted.reason.partition(" ")[0]
         return _Source("reason", ((f"reason <> '' AND {FIRST_WORD} = ?", (word,)),))
     if wanted.statuses is not None or wanted.agent is not None or wanted.tenant:
-        index, text, values = _by_state(wanted.tenant)
-        text += "status = ? AND agent = ?"
-        return _Source(index, [(text, (*values, *pair)) for pair in _pairs(view, wanted)])
+        index, of = _by_state(wanted.tenant)
+        given = f"{of[0]} AND status = ? AND agent = ?" if of[0] else "status = ? AND agent = ?"
+        return _Source(index, [(given, (*of[1], *pair)) for pair in _pairs(view, wanted)])
     return _Source("created")
 
 
-def _by_state(tenant: str | None) -> tuple[str, str, tuple[str, ...]]:
-    """Return the index of runs by status and agent, and the beginning of its conditions: a tenant's, or of all runs."""
-    return ("tenant", "tenant <> '' AND tenant = ? AND ", (tenant,)) if tenant else ("state", "", ())
+def _by_state(tenant: str | None) -> tuple[str, Condition]:
+    """Return the index of all runs, or of a tenant's, by status and agent, and the condition for its first column."""
+    return ("tenant", ("tenant <> '' AND tenant = ?", (tenant,))) if tenant else ("state", ("", ()))
 
 
 def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
@@ -120,9 +121,10 @@ def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]
 
 
 def _agents(view: sqlite3.Connection, status: str, tenant: str | None) -> Iterator[str]:
-    index, text, values = _by_state(tenant)
-    query = f"SELECT agent FROM arc_runs {_by(index)} WHERE {text}status = ? AND agent > ? ORDER BY agent LIMIT 1"
-    return agents(lambda agent: view.execute(query, (*values, status, agent)).fetchone())
+    index, of = _by_state(tenant)
+    texts, values = _split(of, ("status = ?", (status,)))
+    query = _query("agent", _by(index), (*texts, "agent > ?"), "ORDER BY agent LIMIT 1")
+    return agents(lambda agent: view.execute(query, (*values, agent)).fetchone())
 
 
 def _conditions(wanted: RunFilter) -> list[Condition]:
@@ -281,22 +283,25 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 
 def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
     """Return how many runs are stored, or how many of them a tenant has."""
-    index, text, values = _by_state(tenant)
-    of, all_of = f"FROM arc_runs {_by(index)}", f"WHERE {text.removesuffix(' AND ')}" if text else ""
+    of_state, of = _by_state(tenant)
+
+    def read(index: str, columns: str, end: str, *more: Condition) -> list[tuple[Any, ...]]:
+        texts, values = _split(of, *more)
+        return view.execute(_query(columns, _by(index), texts, end), values).fetchall()
+
     runs: dict[tuple[str, str], int] = {
         (status, agent): number
-        for status, agent, number in view.execute(
-            f"SELECT status, agent, count(*) {of} {all_of} GROUP BY status, agent", values
-        )
+        for status, agent, number in read(of_state, "status, agent, count(*)", "GROUP BY status, agent", _ANY)
     }
-    oldest = f"SELECT min(created_at) {of} WHERE {text}status = 'pending' AND agent = ?"
-    pending = {
-        agent: view.execute(oldest, (*values, agent)).fetchone()[0] for status, agent in runs if status == "pending"
+    oldest = {
+        agent: read(of_state, "min(created_at)", "", ("status = 'pending' AND agent = ?", (agent,)))[0][0]
+        for status, agent in runs
+        if status == "pending"
     }
-    live = text and f"{text}status IN ('pending', 'waiting') AND "
-    due, waiting = (_by(index), _by(index)) if tenant else (_by("due"), _by("waiting"))
-    [later] = view.execute(f"SELECT count(*) FROM arc_runs {due} WHERE {live}due_at > 0", values).fetchone()
-    words = view.execute(
-        f"SELECT {FIRST_WORD}, count(*) FROM arc_runs {waiting} WHERE {text}status = 'waiting' GROUP BY 1", values
+    # The indexes of due and of waiting runs contain the runs of all tenants.
+    live = ("status IN ('pending', 'waiting')" if tenant else "", ())
+    [[due]] = read(of_state if tenant else "due", "count(*)", "", live, ("due_at > 0", ()))
+    waiting = read(
+        of_state if tenant else "waiting", f"{FIRST_WORD}, count(*)", "GROUP BY 1", ("status = 'waiting'", ())
     )
-    return RunCounts(runs, pending, later, dict(words.fetchall()))
+    return RunCounts(runs, oldest, due, dict(waiting))

@@ -480,7 +480,7 @@ class RunTransitions(ABC):
 
         Returns:
             "assigned"; or, without a change, "gone" if the run is not stored, "running" if a worker executes it, and
-            "taken" if a run of the tenant has its idempotency key, or is active with its concurrency key while it waits.
+            "taken" if a run of the tenant has its idempotency key, or has its concurrency key while the run waits.
         """
         row = self.get(run_id)
         if row is None:

@@ -248,7 +248,9 @@ async def open_run(
         RunBusy: Another process executes the run, or another run has the concurrency key.
         RunFailed: The run was cancelled.
     """
-    runner, session, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant)
+    runner, session, ctx = await _open(
+        path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+    )
     outer = CURRENT_CLAIM.get()
     CURRENT_CLAIM.set(session.fenced_writes)
     try:
@@ -328,7 +330,9 @@ def open_run_sync(
     with open_run_sync("jobs.db", run_id="nightly") as run:
         report = run.sync_ctx.step("fetch", fetch)
     """
-    runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant)
+    runner, session, ctx = call(
+        _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+    )
     active = ACTIVE_RUN.set(ctx.control)
     try:
         yield SyncRun(ctx, session.fenced_writes)

@@ -409,8 +409,8 @@ class RunClient:
             UnknownRun: No such run is stored.
         """
         self._require_writable()
-        key = await self._id_of(run_id, tenant)
-        return await self._signal(key, name, payload, message_id, prefix="" if answers else SIGNAL_ONLY)
+        prefix = "" if answers else SIGNAL_ONLY
+        return await self._signal(run_id, name, payload, message_id, prefix=prefix, tenant=tenant)
 
     async def _id_of(self, run_id: UUID | str, tenant: str | None) -> str:
         """Return the stored id of the run that a caller names. The store is asked only if that may matter."""
@@ -419,8 +419,8 @@ class RunClient:
         return (await self.queue.require(run_id, tenant)).run_id
 
     async def _signal(
-        self, key: str, name: str, payload: Any, message_id: str | None, by: str | None = None,
-        *, prefix: str = "",
+        self, run_id: UUID | str, name: str, payload: Any, message_id: str | None, by: str | None = None,
+        *, prefix: str = "", tenant: str | None = None,
     ) -> bool:  # fmt: skip
         name = unbroken("signal name", name)
         if message_id:
@@ -429,6 +429,7 @@ class RunClient:
                 fix = "Use runner.approve to answer a request"
                 raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
         mail_id = prefix + (message_id or new_ulid(self.queue.clock))
+        key = await self._id_of(run_id, tenant)
         status, _ = await self._post(key, "signal", name, encode(payload), mail_id, message_id, by)
         return status in LIVE
 

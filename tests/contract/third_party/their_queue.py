@@ -141,8 +141,8 @@ class TheirQueue(RunQueue):
                 return runs.get(run_id)
             case "find", (RunFilter() as wanted,):
                 return wanted.listed(runs.values())
-            case "counts", ():
-                return RunCounts.of(runs.values())
+            case "counts", tenant:
+                return RunCounts.of(runs.values(), *tenant)
             case "children", (run_id,):
                 return [row for row in runs.values() if row.parent_id == run_id]
             case "mail", (run_id, after):
