@@ -701,7 +701,8 @@ class RunClient:
         for event in runner.stream_sync(run_id):
             print(event.event_type)
         """
-        return iterate(self.stream, run_id, since_sequence, backpressure, max_unsent_bytes=max_unsent_bytes)
+        options = {"max_unsent_bytes": max_unsent_bytes, "tenant": tenant}
+        return iterate(self.stream, run_id, since_sequence, backpressure, **options)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`wait` for code without an event loop, or in a thread next to one."""
