@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
@@ -701,8 +702,8 @@ class RunClient:
         for event in runner.stream_sync(run_id):
             print(event.event_type)
         """
-        options = {"max_unsent_bytes": max_unsent_bytes, "tenant": tenant}
-        return iterate(self.stream, run_id, since_sequence, backpressure, **options)
+        follow = partial(self.stream, max_unsent_bytes=max_unsent_bytes, tenant=tenant)
+        return iterate(follow, run_id, since_sequence, backpressure)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`wait` for code without an event loop, or in a thread next to one."""
