@@ -24,8 +24,9 @@ from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
 
-#: The scopes that allow to read the outcome of a run, and to send something to it: one of them is enough.
+#: The scopes that allow to read the outcome of a run, to list questions, and to send: one of them is enough.
 OF_RESULTS: Final = ("result", "read")
+OF_QUESTIONS: Final = ("approve", "read")
 OF_SENDING: Final = ("send", "act")
 CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
@@ -43,7 +44,8 @@ class Caller:
     Args:
         name: Shown in logs, and counted by the limits.
         scopes: What the caller may do: `run`, `result`, `send`, `approve`, `read`, `act`, `metrics`, `admin`.
-        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run.
+        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run. In lists, it
+            is called a second time for each run whose `input` it reads, which is loaded then.
 
     Raises:
         InvalidArgument: A scope is unknown, or `may` is a coroutine function, whose calls would all be true.
@@ -270,6 +272,12 @@ def check_scope(caller: Caller, scopes: Iterable[str], what: str = "request") ->
     """Raise Problem 403 for a caller that has none of these scopes."""
     if caller.scopes.isdisjoint(scopes):
         raise Problem.of(403, f"This {what} needs a token with the scope {' or '.join(scopes)}.")
+
+
+def refuse_limited(caller: Caller) -> None:
+    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs."""
+    if caller.may is not None:
+        raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
 
 
 async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
