@@ -170,7 +170,7 @@ ROWS: dict[str, list[str]] = {
         "execution",
         "inline_runs worker",
         "runner",
-        "open_run reencryption resume_check",
+        "open_run reencryption resume_check tenants",
     ],
     "steps": [
         "model",
