@@ -40,6 +40,7 @@ def test_the_parser_has_the_commands() -> None:
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
         "carry-over", "inspect", "serve", "reencrypt", "workers",
+        "tenant set",
     }  # fmt: skip
 
 
@@ -77,6 +78,13 @@ def test_each_command_has_json_and_is_there(name: str) -> None:
     module, _, function = COMMANDS[name].get_default("command").partition(":")
     found = getattr(importlib.import_module(f"agent_runtime_core.cli{module}"), function)
     assert inspect.iscoroutinefunction(found)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_for_runs_has_the_option_of_their_tenant(name: str) -> None:
+    names_runs = any(action.metavar == "RUN" for action in COMMANDS[name]._actions)
+    if names_runs or name in ("submit", "runs", "dead list"):
+        assert "--tenant" in COMMANDS[name].format_usage()
 
 
 def test_the_help_of_the_whole_command_tells_the_exit_codes() -> None:

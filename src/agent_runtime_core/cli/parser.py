@@ -443,8 +443,8 @@ def _add_tenant(commands: Any, store: argparse.ArgumentParser) -> None:
         """tenant set acme --prefix acme- --dry-run --url agents.db
 tenant set acme --prefix acme- --url agents.db""", [_filters([store])],
         "Give stored runs and their conversations to a tenant, such as runs of releases without tenants. Child runs "
-        "follow\ntheir run. A run that a worker executes is skipped, and so are runs whose keys the tenant uses: run "
-        "the command\nagain later. It may be interrupted, and run again.",
+        "follow\ntheir run. A run that a worker executes is skipped: run the command again later. A run is not moved "
+        "if the tenant\nuses one of its keys. The command may be interrupted, and run again.",
     )  # fmt: skip
     add = setting.add_argument
     add("tenant", type=tenant, metavar="TENANT", help="the tenant that the runs belong to afterwards")

@@ -40,10 +40,10 @@ def _confirmed(question: str) -> bool:
         raise InvalidArgument(
             "no filter is given, so all runs would be chosen. Use --yes, or a filter such as --prefix"
         )
-    sys.stderr.write(f"{escaped(question)} [y/N] ")
-    sys.stderr.flush()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the event loop would not see Ctrl-C here
     try:
+        sys.stderr.write(f"{escaped(question)} [y/N] ")
+        sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     finally:
         signal.signal(signal.SIGINT, before)

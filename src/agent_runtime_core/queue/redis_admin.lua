@@ -198,7 +198,7 @@ ops['queue.assign'] = function(run, tenant)
   if row[IDEM_KEY] ~= null and by_key(row[IDEM_KEY], tenant) then return 'taken' end
   local in_group = row[LANE] ~= null and LIVE[row[STATUS]]
   if in_group and row[STATUS] == 'waiting' and head_of(owned(row[LANE], tenant)) then return 'taken' end
-  local known, before = tx.rows[run], group_of(row)
+  local known, before = tx.rows[run], in_group and group_of(row)
   -- The commit stores it in all lists again, under its new keys.
   if known.unlisted and row[CONVERSATION] == null then row[CONVERSATION] = conversation_of(row[INPUT]) end
   unregister(row)
