@@ -7,13 +7,13 @@ import os
 import pty
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from agent_runtime_core.errors import IdempotencyConflict
+from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.persistence.manager import PersistenceManager
 from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow
@@ -87,6 +87,10 @@ def filled(url: str, *runs: tuple[str, str, str | None], works: bool = True, **o
 def rows(url: str, **wanted: Any) -> list[RunRow]:
     found: list[RunRow] = on(url, lambda runner: runner.queue.find(RunFilter(limit=1000, **wanted)))
     return found
+
+
+class Killed(BaseException):
+    """Ends a call as if its process was killed."""
 
 
 # -- selecting
@@ -414,11 +418,88 @@ async def test_a_person_is_asked(tmp_path: Path, answer: str, code: int, tenant:
     assert {each.tenant for each in await asyncio.to_thread(rows, url)} == {tenant}
 
 
+# -- conversations
+
+
+async def answer(ctx: Any) -> Any:
+    answered = {"role": "assistant", "content": f"message {len(ctx.input_messages)}"}
+    return RunResult({}, [*ctx.input_messages, answered])
+
+
+def talked(url: str, *runs: tuple[str, str, str | None], agent: str = "talker") -> None:
+    """Execute runs (run key, conversation, tenant) with the conversations of the store."""
+
+    async def act() -> None:
+        async with AgentRunner.open(url, config=RunnerConfig(park_after=0, max_retries=1)) as runner:
+            runner.registry.register(Script(answer, "talker"))
+            for key, conversation, tenant in runs:
+                given = {"conversation_id": conversation, "messages": [{"role": "user", "content": key}]}
+                await runner.submit(agent, given, run_id=key, tenant=tenant)
+                await runner.run_once()
+
+    asyncio.run(act())
+
+
+def said(url: str, conversation: str, tenant: str | None) -> list[Any]:
+    async def act() -> list[Any]:
+        async with AgentRunner.open(url) as runner:
+            stores: Any = runner.persistence
+            found = await stores.for_tenant(tenant).conversations.get(UUID(conversation))
+            return [] if found is None else [each.content for each in found.messages]
+
+    return asyncio.run(act())
+
+
+TALK, OTHER = "6a0f2b1e-5c4d-4e8f-9b7a-0c1d2e3f4a5b", "7b1f3c2e-6d5e-4f9a-8c8b-1d2e3f4a5b6c"
+needs_stores = pytest.mark.skipif(
+    not hasattr(PersistenceManager, "assign_conversation"), reason="conversations have no tenants yet"
+)
+
+
+@needs_stores
+def test_a_conversation_follows_its_runs_when_the_last_one_is_moved(run: Commands) -> None:
+    talked(run.url, ("a-1", TALK, None), ("a-2", TALK, None), ("b-1", OTHER, None))
+    before = said(run.url, TALK, None)
+    assert len(before) == 4
+    code, out, err = run("tenant", "set", "acme", "--prefix", "a-1")
+    assert (code, out) == (1, "1 run given to tenant 'acme', with 0 child runs and 0 conversations\n")
+    assert f"conversation '{TALK}': run 'a-2' without a tenant names it" in err
+    assert said(run.url, TALK, "acme") == []
+    assert run.json("tenant", "set", "acme", "--prefix", "a-", "--dry-run")["conversations"] == 1
+    assert run.json("tenant", "set", "acme", "--prefix", "a-")["conversations"] == 1
+    assert (said(run.url, TALK, "acme"), said(run.url, TALK, None)) == (before, [])
+    assert len(said(run.url, OTHER, None)) == 2
+    talked(run.url, ("a-3", TALK, "acme"))
+    assert said(run.url, TALK, "acme")[:4] == before, "a later run of the tenant continues it"
+    assert run.json("tenant", "set", "acme", "--prefix", "a-")["conversations"] == 0
+
+
+@needs_stores
+def test_a_conversation_that_the_tenant_has_stays(run: Commands) -> None:
+    talked(run.url, ("a-1", TALK, None), ("b-1", TALK, "acme"))
+    told = run.json("tenant", "set", "acme", "--prefix", "a-")
+    assert (told["runs"], told["conversations"]) == (1, 0)
+    assert told["kept"] == {TALK: f"conversation {TALK!r}: the tenant has a conversation with this id"}
+    assert (len(said(run.url, TALK, None)), len(said(run.url, TALK, "acme"))) == (2, 2)
+
+
+@needs_stores
+def test_a_conversation_is_moved_by_the_call_after_a_killed_one(run: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    talked(run.url, ("a-1", TALK, None), ("a-2", TALK, None))
+
+    async def killed(*args: Any) -> bool:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PersistenceManager, "assign_conversation", killed)
+        with pytest.raises(Killed):
+            run("tenant", "set", "acme", "--prefix", "a-")
+    assert {each.tenant for each in rows(run.url)} == {"acme"}
+    assert run.json("tenant", "set", "acme", "--prefix", "a-")["conversations"] == 1
+    assert len(said(run.url, TALK, "acme")) == 4
+
+
 # -- interrupted calls
-
-
-class Killed(BaseException):
-    """Ends a call as if its process was killed."""
 
 
 async def everything(runner: AgentRunner) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .._core.arguments import checked_tenant
+from .._core.ids import conversation_id as conversation_uuid
 from .._core.validation import must
 from ..errors import AgentRuntimeError
 from ..queue.records import LIVE, RunFilter, RunRow
@@ -198,6 +199,14 @@ class _Assigning:
             self.done.kept[conversation] = f"conversation {conversation!r}: {error}"
         else:
             self.done.conversations += bool(moved)
+            if not moved and await _exists(self._runner, conversation):
+                why = "the tenant has a conversation with this id"
+                self.done.kept[conversation] = f"conversation {conversation!r}: {why}"
+
+
+async def _exists(runner: AgentRunner, conversation: str) -> bool:
+    named = conversation_uuid(conversation)
+    return named is not None and await runner.persistence.conversations.get(named) is not None
 
 
 def _is_in_group(row: RunRow) -> bool:
