@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .._core.arguments import checked_tenant
-from .._core.ids import conversation_id as conversation_uuid
 from .._core.validation import must
+from .._execution.context import conversation_id
 from ..errors import AgentRuntimeError
 from ..queue.records import LIVE, RunFilter, RunRow
 from .runner import AgentRunner
@@ -205,7 +205,7 @@ class _Assigning:
 
 
 async def _exists(runner: AgentRunner, conversation: str) -> bool:
-    named = conversation_uuid(conversation)
+    named = conversation_id(conversation)
     return named is not None and await runner.persistence.conversations.get(named) is not None
 
 
