@@ -93,7 +93,7 @@ async def test_it_is_killed_again_and_again_and_goes_on(url: str) -> None:
             wanted = count + random.randint(1, len(before) // KILLS)
             with command(url) as child:
                 while await moved(runner) < wanted and child.process.poll() is None:
-                    await asyncio.sleep(0)
+                    continue
                 child.send(signal.SIGKILL)
                 ended = await child.aended()
             assert ended in (0, -signal.SIGKILL)

@@ -76,6 +76,7 @@ class _Assigning:
         self._runner, self._queue, self._tenant, self._source = runner, runner.queue, tenant, source
         self._dry_run = dry_run
         self._conversations: set[str] = set()
+        self._child_runs: set[str] = set()  # those found without the tenant: two runs of a page may be of one tree
         self.done = Assignment(tenant, source or None)
 
     async def move(self, wanted: RunFilter) -> None:
@@ -125,6 +126,9 @@ class _Assigning:
             self._conversations.add(row.conversation)
         for child in await self._queue.children(row.run_id):
             if child.tenant == self._source:
+                if child.run_id in self._child_runs:
+                    continue
+                self._child_runs.add(child.run_id)
                 if not await self._assign(child):
                     continue
                 self.done.child_runs += 1
@@ -139,7 +143,7 @@ class _Assigning:
             return False
         if row.run_key is not None:
             of_key = RunFilter(run_key=row.run_key, tenant=self._tenant, light=True, limit=1)
-            if await self._queue.find(of_key):
+            if [each for each in await self._queue.find(of_key) if each.run_id != row.run_id]:
                 done.taken[row.run_id] = f"run {row.run_key!r}: the tenant has a run with this run_id"
                 return False
         outcome = await (self._expected(row) if self._dry_run else self._queue.assign(row.run_id, self._tenant))
