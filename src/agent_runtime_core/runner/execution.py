@@ -78,7 +78,8 @@ from .unread_messages import UnreadMessages
 _RUNNING = RunStatus.RUNNING.value
 #: After these errors the same run may be executed later, or by another worker.
 PASSING = (StorageBusy, StorageFull, *UNREADABLE)
-#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
+#: The runs with a concurrency key that this task is part of, by key and tenant: what it executes must not wait for
+#: them.
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar(
     "agent_runtime_core_held_concurrency_keys"
 )
