@@ -38,8 +38,9 @@ class RunPage(NamedTuple):
 async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:
     """Return the fields of a run under their names in `RunInfo`; with `end` also its error and usage."""
     fields: dict[str, Any] = {
-        "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
-        "attempt": row.attempt, "generation": row.generation, "priority": row.priority, "reason": row.reason or None,
+        "run_id": row.run_id, "run_key": row.run_key, "tenant": row.tenant or None, "agent_key": row.agent,
+        "status": row.status, "attempt": row.attempt, "generation": row.generation, "priority": row.priority,
+        "reason": row.reason or None,
         "created_at": iso_time(row.created_at, "seconds"), "scheduled_at": iso_time(row.due_at, "seconds"),
         "started_at": iso_time(row.started_at, "seconds"), "ended_at": iso_time(row.ended_at, "seconds"),
         "deadline": iso_time(row.deadline, "seconds"), "worker": row.worker or None, "parent_run_id": row.parent_id,

@@ -150,7 +150,7 @@ class RunClient:
                 "conversation of run %s (agent %s) is not stored: its runner was not opened from a URL and has no "
                 "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
                 "conversations, or persistence=None to turn this warning off",
-                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt),
+                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt, row.tenant),
             )  # fmt: skip
 
     @property
@@ -390,7 +390,7 @@ class RunClient:
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             log.warning(
                 "the messages of run %s are not in its conversation: %s", row.run_key or row.run_id, text_of(error),
-                extra=about_run(row.run_id, row.attempt),
+                extra=about_run(row.run_id, row.attempt, row.tenant),
             )  # fmt: skip
 
     async def signal(

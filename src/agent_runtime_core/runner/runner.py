@@ -478,6 +478,7 @@ class AgentRunner(RunClient):
         there = await self.queue.row(run_id)
         if there is not None and there.parent_id == parent:
             input = cast("dict[str, Any]", decode(there.input))  # it resumes with its first input
+            tenant = there.tenant  # a run and its child runs are given to a tenant one after the other
             if there.agent != (agent if isinstance(agent, str) else key_of(agent)):
                 agent = there.agent  # `ctx.renamed` gave it another key since
         result = await self._execute_new(self.agent(agent), run_id, input, recover, "wait", parent, tenant)
