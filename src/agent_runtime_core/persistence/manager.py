@@ -393,8 +393,8 @@ class _TenantManager(PersistenceManager):
 def _of_tenant(kind: str, store: Any, tenant: str) -> Any:
     if not callable(getattr(store, "for_tenant", None)):
         raise NotSupported(
-            f"the {kind} store {type_name(type(store))} must have a method for_tenant(tenant), because tenant {tenant!r} "
-            "uses it. Add a method that returns the store of the tenant, or configure a built-in store"
+            f"the {kind} store of tenant {tenant!r} must come from a store with a method for_tenant(tenant), got "
+            f"{type_name(type(store))}. Add the method, or configure a built-in store"
         )
     return store.for_tenant(tenant)
 

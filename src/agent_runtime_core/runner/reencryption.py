@@ -424,7 +424,7 @@ class _Documents:
             return
         for space, kind in await documents.read("kinds"):
             if space is None or kind is None:
-                result.not_supported[self._name] = "an earlier release stored a space whose long name its directory does not contain"
+                result.not_supported[self._name] = "an earlier release has not stored the long name of a space"
                 continue
             try:
                 await self._reencrypt_kind(_Stored(documents, space, kind))

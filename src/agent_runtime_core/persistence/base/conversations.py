@@ -225,9 +225,9 @@ class ConversationStore(ABC):
     async def move_to(self, other: ConversationStore, conversation_id: UUID) -> bool:
         """Move a conversation to another store, with all its messages.
 
-        Here the conversation is saved in the other store, and then deleted. After a crash between the two, a second
-        call deletes it. A message that another writer appends in between is lost. `PersistenceManager.assign_conversation`
-        uses this method.
+        `PersistenceManager.assign_conversation` uses it. Here the conversation is saved in the other store, and then
+        deleted. After a crash between the two, a second call deletes it. A message that another writer appends in
+        between is lost.
 
         Args:
             other: The other store, such as `for_tenant(tenant)` of this store.
