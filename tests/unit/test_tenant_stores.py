@@ -148,9 +148,7 @@ async def test_a_store_of_ones_own_serves_tenants_only_if_it_says_so() -> None:
     await theirs.memory.set("key", 1)
     assert (await theirs.memory.get("key"), await manager.memory.get("key")) == (1, None)
     assert await manager.conversations.get(ID) is None
-    with pytest.raises(
-        NotSupported, match=r"the conversation store of tenant 'a' must .* PlainConversations"
-    ):
+    with pytest.raises(NotSupported, match=r"the conversation store of tenant 'a' must .* PlainConversations"):
         _ = theirs.conversations
     with pytest.raises(NotSupported):
         await manager.assign_conversation(ID, "a")
