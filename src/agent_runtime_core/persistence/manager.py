@@ -379,7 +379,7 @@ class _TenantManager(PersistenceManager):
         with self._lock:
             known, found = self._created.get(kind, (None, None))
             if known is not store:  # the other manager was closed since, and has opened a new store
-                found = _of_tenant(kind, store, cast(str, self.tenant))
+                found = store_of_tenant(kind, store, cast(str, self.tenant))
                 self._created[kind] = (store, found)
             return found
 
@@ -390,7 +390,12 @@ class _TenantManager(PersistenceManager):
         """Do nothing: the other manager closes the stores."""
 
 
-def _of_tenant(kind: str, store: Any, tenant: str) -> Any:
+def store_of_tenant(kind: str, store: Any, tenant: str) -> Any:
+    """Return the store of a tenant.
+
+    Raises:
+        NotSupported: The store serves no tenants.
+    """
     if not callable(getattr(store, "for_tenant", None)):
         raise NotSupported(
             f"the {kind} store of tenant {tenant!r} must come from a store with a method for_tenant(tenant), got "
