@@ -182,7 +182,7 @@ async def test_a_conversation_moves_under_the_name_that_its_runs_used(manager: P
         assert await manager.for_tenant("a").conversations.get(named.id) is not None
         for wrong in (("", "a"), (named.id, None)):
             with pytest.raises(InvalidArgument):
-                await manager.assign_conversation(*wrong)  # type: ignore[arg-type]
+                await manager.assign_conversation(*wrong)
 
 
 async def test_messages_that_are_appended_during_the_move_are_moved(
@@ -199,7 +199,7 @@ async def test_messages_that_are_appended_during_the_move_are_moved(
                 monkeypatch.setattr(documents, "write", write)
                 await store.append(ID, [ConversationMessage(role="user", content=late.pop(0))])
                 monkeypatch.setattr(documents, "write", written)
-            return await write(*ops)
+            return list(await write(*ops))
 
         monkeypatch.setattr(documents, "write", written)
         assert await manager.assign_conversation(ID, "a")
@@ -227,7 +227,7 @@ async def test_a_killed_move_is_finished_by_the_next_one(
             monkeypatch.setattr(documents, "write", write)
             await store.append(ID, [ConversationMessage(role="user", content="during the move")])
             monkeypatch.setattr(documents, "write", written)
-            return await write(*ops)
+            return list(await write(*ops))
 
         monkeypatch.setattr(documents, "write", written)
         with pytest.raises(Killed):
@@ -254,7 +254,7 @@ async def test_a_change_of_the_header_during_the_move_is_moved(
             assert found is not None
             found.title = "changed"
             await store.save(found)
-            return await write(*ops)
+            return list(await write(*ops))
 
         monkeypatch.setattr(documents, "write", written)
         assert await manager.assign_conversation(ID, "a")

@@ -423,7 +423,8 @@ async def a_conversation_moves_to_a_tenant(make: Make) -> None:
         same(await store.move_to(theirs, UNKNOWN), False, "the result of the second move")
         same((await store.get(UNKNOWN), await store.get_messages(UNKNOWN)), (None, []), "what is left behind")
         after = await theirs.get(UNKNOWN)
-        assert before is not None and after is not None
+        assert before is not None
+        assert after is not None
         after.updated_at = before.updated_at
         same(after, before, "the moved conversation")
         same([each.content for _, each in await theirs.search("green")], ["green"], "what its tenant finds")

@@ -97,5 +97,5 @@ async def tenants_use_the_same_keys_apart(make: Make) -> None:
         for number, store in enumerate(stores.values()):
             await store.clear()
             kept = [await each.list_keys() for each in stores.values()]
-            expected = [[]] * (number + 1) + [["key"]] * (len(stores) - number - 1)
+            expected: list[list[str]] = [[]] * (number + 1) + [["key"]] * (len(stores) - number - 1)
             same(kept, expected, f"the keys of all tenants after {number + 1} were cleared")
