@@ -125,6 +125,19 @@ def stored_id(value: str | UUID, tenant: str = "") -> str:
     return str(run_uuid(value, SYSTEM, tenant)[0])
 
 
+def conversation_id(value: object) -> UUID | None:
+    """Return the UUID of the conversation that a run names: for other text always the same one, None for ""."""
+    if isinstance(value, UUID):
+        return value
+    if value is None or value == "":
+        return None
+    try:
+        return UUID(str(value))
+    except ValueError:
+        text = f"conversation:{value}".encode("utf-8", "surrogatepass")
+        return UUID(hashlib.blake2b(text, digest_size=16).hexdigest())
+
+
 @lru_cache(1024)
 def known_uuid(stored: str) -> UUID:
     """Return the UUID of a stored run id. Cached, because one run needs it several times."""

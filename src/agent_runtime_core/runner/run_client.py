@@ -123,7 +123,8 @@ class RunClient:
 
     def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
         make = cast("Any", load(".run_recorder:StoredRunRecorder", package=__package__))
-        return cast(RunRecorder, make(self.persistence, self.backends, row, audited=audited))
+        stores = self.persistence.for_tenant(row.tenant or None)
+        return cast(RunRecorder, make(stores, self.backends, row, audited=audited))
 
     def _conversation_services(
         self,

@@ -193,7 +193,7 @@ class MockRunContext:
         """In-memory stores of this context. Assign another manager to replace them."""
         if self._persistence is None:
             self._persistence = PersistenceManager.open("memory://")
-        return self._persistence
+        return self._persistence.for_tenant(self.tenant)
 
     @persistence.setter
     def persistence(self, manager: PersistenceManager) -> None:
