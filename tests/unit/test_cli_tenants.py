@@ -451,12 +451,8 @@ def said(url: str, conversation: str, tenant: str | None) -> list[Any]:
 
 
 TALK, OTHER = "6a0f2b1e-5c4d-4e8f-9b7a-0c1d2e3f4a5b", "7b1f3c2e-6d5e-4f9a-8c8b-1d2e3f4a5b6c"
-needs_stores = pytest.mark.skipif(
-    not hasattr(PersistenceManager, "assign_conversation"), reason="conversations have no tenants yet"
-)
 
 
-@needs_stores
 def test_a_conversation_follows_its_runs_when_the_last_one_is_moved(run: Commands) -> None:
     talked(run.url, ("a-1", TALK, None), ("a-2", TALK, None), ("b-1", OTHER, None))
     before = said(run.url, TALK, None)
@@ -474,7 +470,6 @@ def test_a_conversation_follows_its_runs_when_the_last_one_is_moved(run: Command
     assert run.json("tenant", "set", "acme", "--prefix", "a-")["conversations"] == 0
 
 
-@needs_stores
 def test_a_conversation_that_the_tenant_has_stays(run: Commands) -> None:
     talked(run.url, ("a-1", TALK, None), ("b-1", TALK, "acme"))
     told = run.json("tenant", "set", "acme", "--prefix", "a-")
@@ -483,7 +478,6 @@ def test_a_conversation_that_the_tenant_has_stays(run: Commands) -> None:
     assert (len(said(run.url, TALK, None)), len(said(run.url, TALK, "acme"))) == (2, 2)
 
 
-@needs_stores
 def test_a_conversation_is_moved_by_the_call_after_a_killed_one(run: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     talked(run.url, ("a-1", TALK, None), ("a-2", TALK, None))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from .._core.arguments import checked_tenant
 from .._core.validation import must
@@ -192,17 +192,15 @@ class _Assigning:
                     why = f"run {row.run_key or row.run_id!r} without a tenant names it"
                     self.done.kept[conversation] = f"conversation {conversation!r}: {why}"
                     return
-        assign: Callable[[str, str], Awaitable[Any]] | None
-        assign = getattr(self._runner.persistence, "assign_conversation", None)
-        if assign is None or self._dry_run:
-            self.done.conversations += assign is not None
+        if self._dry_run:
+            self.done.conversations += 1
             return
         try:
-            moved = await assign(conversation, self._tenant)
+            moved = await self._runner.persistence.assign_conversation(conversation, self._tenant)
         except AgentRuntimeError as error:
             self.done.kept[conversation] = f"conversation {conversation!r}: {error}"
         else:
-            self.done.conversations += bool(moved)
+            self.done.conversations += moved
             if not moved and await _exists(self._runner, conversation):
                 why = "the tenant has a conversation with this id"
                 self.done.kept[conversation] = f"conversation {conversation!r}: {why}"
