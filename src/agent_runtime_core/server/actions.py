@@ -84,7 +84,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None =
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     body = body or Fork()
-    if body.new_run_id is not None and caller.may is not None:
+    if body.new_run_id is not None and caller.limited:
         await _check_fork(state, caller, row, body.new_run_id)
     try:
         new = await state.runner.fork(
@@ -102,7 +102,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None =
 async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_run_id: str) -> None:
     """Raise a problem for a fork with an id that the caller may not have."""
     try:
-        new = state.runner.queue.new_row(new_run_id, source.agent, {}, {})
+        new = state.runner.queue.new_row(new_run_id, source.agent, {}, {}, tenant=source.tenant)
     except InvalidArgument:
         return  # the runner says what is wrong with it
     check_own(caller, source.with_values(run_id=new.run_id, run_key=new.run_key))
@@ -234,12 +234,14 @@ async def _repair(
             failed.append({"id": run_id, "why": "No run has this id."})
         except IllegalTransition as error:
             failed.append({"id": run_id, "why": safe_text(str(error))})
+        except Problem as problem:  # it is a key of several tenants
+            failed.append({"id": run_id, "why": problem.detail})
     return Reply({"done": done, "failed": failed})
 
 
 async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
-    wanted = RunFilter((body.state,), limit=_PAGE, light=caller.may is None)
+    wanted = RunFilter((body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None)
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
         found += [row.run_id for row in rows if is_visible(caller, row, verb)]

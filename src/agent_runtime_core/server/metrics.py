@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..tracing.prometheus import Sample
-from .access import permitted
+from .access import permitted, refuse_limited
 from .errors import Problem
 from .state import ServerState, state_of
 
@@ -19,7 +19,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics of this process."""
     state = state_of(request)
     if not state.settings.metrics_open:
-        await permitted(request, "metrics")
+        refuse_limited(await permitted(request, "metrics"))
     if state.metrics is None:
         raise Problem.of(404, "This server has no metrics. Start it with --metrics, or pass create_app(metrics=...).")
     body, content_type = await state.metrics.exposition(request.headers.get("accept", ""))

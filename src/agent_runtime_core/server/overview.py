@@ -18,9 +18,8 @@ from .._views.waits import question_view
 from ..errors import UnknownRun
 from ..runner.approvals import ApprovalRequest
 from ..turns.manager import TurnManager
-from .access import OF_RESULTS, Caller, has_session, require
+from .access import OF_RESULTS, Caller, has_session, refuse_limited, require
 from .documents import AnyObject, Page, Queue, Usage, answers
-from .errors import Problem
 from .models import ApprovalQuery, NewTurn, UsageQuery
 from .reply import Reply
 from .runs import location_of
@@ -41,13 +40,13 @@ Submitter = Annotated[Caller, require("run")]
 async def list_approvals(request: Request, caller: Reader, query: Annotated[ApprovalQuery, Query()]) -> Response:
     """List the open questions of all runs, oldest first, with the schema and details of each."""
     state = state_of(request)
-    bound = {"agent": query.agent, "list": "approvals"}
+    bound = {"agent": query.agent, "tenant": caller.tenant, "list": "approvals"}
     after = None if query.cursor is None else position_in(query.cursor, bound, str)[0]
     batch = query.limit if caller.may is None else MAX_LIMIT
     left = _MAX_READ
     items: list[dict[str, Any]] = []
     while True:
-        page = await state.runner.approvals(batch + 1, after, agent=query.agent)
+        page = await state.runner.approvals(batch + 1, after, agent=query.agent, tenant=caller.tenant)
         more = len(page) > batch
         for number, each in enumerate(page[:batch], 1):
             after = each.cursor
@@ -72,21 +71,21 @@ async def _may_read(state: ServerState, caller: Caller, question: ApprovalReques
 async def read_about(request: Request, caller: Reader) -> Response:
     """Return the store, the versions, and what the caller may do."""
     runner = state_of(request).runner
-    view = about_view(runner, caller.scopes, "stream", hide_store=caller.may is not None)
+    view = about_view(runner, caller.scopes, "stream", hide_store=caller.limited)
     return Reply({**view, "signed_in": has_session(request, state_of(request).access)})
 
 
 @router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=Queue))
 async def read_queue(request: Request, caller: Reader) -> Response:
     """Return how many runs wait, since when, the concurrency keys in use, and the workers."""
-    _refuse_limited(caller)
-    return Reply(await queue_view(state_of(request).runner))
+    refuse_limited(caller, by_tenant=True)
+    return Reply(await queue_view(state_of(request).runner, caller.tenant))
 
 
 @router.get("/workers", summary="List the processes that claim runs", responses=answers(ok_200=Page))
 async def list_workers(request: Request, caller: Reader) -> Response:
     """List the processes that claim runs, with host, agents, slots, and when each was last seen."""
-    _refuse_limited(caller)
+    refuse_limited(caller)
     return Reply({"items": await workers_view(state_of(request).runner), "next": None})
 
 
@@ -94,7 +93,7 @@ async def list_workers(request: Request, caller: Reader) -> Response:
 async def list_agents(request: Request, caller: Reader) -> Response:
     """List the agents with their descriptions, tools and input schemas."""
     state = state_of(request)
-    items = await agents_view(state.runner, state.registry)
+    items = await agents_view(state.runner, state.registry, caller.tenant)
     if caller.may is not None:  # the numbers are those of all runs, and other agents those of hidden ones
         items = [{**each, "runs": {}} for each in items if each["registered"]]
     return Reply({"items": items, "next": None})
@@ -103,15 +102,9 @@ async def list_agents(request: Request, caller: Reader) -> Response:
 @router.get("/usage", summary="Add up usage", responses=answers(ok_200=Usage))
 async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQuery, Query()]) -> Response:
     """Add up tokens and cost by agent, model or day."""
-    _refuse_limited(caller)
+    refuse_limited(caller, by_tenant=True)
     check_order(query.since, query.until)
-    return Reply(await usage_view(state_of(request).runner, query.by, query.since, query.until))
-
-
-def _refuse_limited(caller: Caller) -> None:
-    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs."""
-    if caller.may is not None:
-        raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
+    return Reply(await usage_view(state_of(request).runner, query.by, query.since, query.until, caller.tenant))
 
 
 @router.post(

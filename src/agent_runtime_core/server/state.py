@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.requests import HTTPConnection
 
-from ..errors import InvalidArgument, UnknownRun
+from .._views.runs import row_named
+from ..errors import UnknownRun
 from ..orchestrator import Orchestrator
 from ..queue.records import RunRow
 from ..registry import Registry
@@ -18,6 +19,7 @@ from ..runner.settings import RunInfo
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from .access import Access, Caller
+from .errors import Problem
 from .limits import Limits
 from .pending import PendingRuns
 from .settings import ServerSettings
@@ -75,12 +77,15 @@ async def visible_row(state: ServerState, caller: Caller, run_id: str, verb: str
         verb: What the caller wants: "read", "act" or "delete".
 
     Raises:
+        Problem: 422 if runs of several tenants have that key, and the request names no tenant.
         UnknownRun: No run has this id, the text can be no id, or the caller may not see the run.
     """
     try:
-        row = await state.runner.queue.row(run_id)
-    except InvalidArgument:
-        row = None
+        row = await row_named(state.runner.queue, run_id, caller.tenant)
+    except Problem:
+        if caller.may is None:
+            raise
+        row = None  # the names of the tenants are not for a caller that may see some runs only
     if row is None or not is_visible(caller, row, verb):
         raise UnknownRun("no run has this id")
     return row
@@ -88,6 +93,8 @@ async def visible_row(state: ServerState, caller: Caller, run_id: str, verb: str
 
 def is_visible(caller: Caller, row: RunRow, verb: str) -> bool:
     """Whether a caller may read, act on or delete a run. The row must have its metadata."""
+    if caller.tenant not in (None, row.tenant):
+        return False
     if caller.may is None:
         return True
     answer = caller.may(verb, RunInfo.of(row))

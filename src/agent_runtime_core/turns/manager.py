@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from .._core.arguments import checked_tenant
 from .._core.clock import aware
 from .._core.codec.json import encode
 from .._core.context_vars import start_soon
@@ -185,7 +186,7 @@ class TurnManager:
     def new_run(self, turn: TurnEvent | Mapping[str, Any] | str, **options: Any) -> RunRow:
         """Return the row of a new turn, checked. Nothing is stored; arguments and errors as for `start_turn`."""
         event = self._checked_event(turn)
-        input_, metadata, run_id = self._run_arguments(event)
+        input_, metadata, run_id = self._run_arguments(event, checked_tenant(options.get("tenant")))
         metadata |= options.pop("metadata", None) or {}
         with _naming_invalid_field(event):
             return self.runner.new_run(self._services.key, input_, run_id=run_id, metadata=metadata, **options)
@@ -209,10 +210,10 @@ class TurnManager:
                 raise InvalidTurn("personality", str(error)) from None
         return event
 
-    def _run_arguments(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID]:
+    def _run_arguments(self, event: TurnEvent, tenant: str = "") -> tuple[dict[str, Any], dict[str, Any], UUID]:
         """Return input, metadata and id of the turn's run."""
         try:
-            run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock)
+            run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock, tenant)
         except InvalidArgument as error:
             raise InvalidTurn("turn_id", str(error).removeprefix("run_id ")) from None
         input_: dict[str, Any] = {"messages": event.messages, "params": event.params}
