@@ -9,13 +9,15 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 from uuid import UUID
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.orchestrator import Orchestrator
@@ -31,7 +33,7 @@ from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import Served, client_of
 from tests.server.documented import documented
 from tests.server.streaming import frames_in, serving
-from tests.server.test_socket import connected
+from tests.server.test_socket import Client, connected, url
 from tests.support.runs import Script
 
 API = "/api/v1"
@@ -369,6 +371,8 @@ async def test_a_caller_with_a_tenant_may_name_no_other_one(app: FastAPI, tmp_pa
         body = {"agent": "returns", "tenant": "anna"}
         assert (await ben.post(f"{API}/runs", json=body)).status_code == 403
         assert (await ben.post(f"{API}/runs", json={"prompt": "add", "tenant": "anna"})).status_code == 403
+        turn = await ben.post(f"{API}/turns", json={"text": "hi", "turn_id": "x", "tenant": "anna"})
+        assert turn.status_code == 422
         assert _stored(tmp_path / "runs.db") == before
         own = await ben.post(f"{API}/runs", json={**body, "tenant": "ben"}, params={"tenant": "ben"})
         assert own.json()["tenant"] == "ben"
@@ -510,6 +514,25 @@ async def test_a_socket_follows_runs_of_its_tenant(
             async with connected(port, **offered("admin")) as admin:
                 # "order" is a key of two tenants by now.
                 assert (await admin.ask("unfollow", run_id="order"))["status"] == 422
+
+
+async def test_a_socket_is_opened_in_a_tenant(app: FastAPI, runner: AgentRunner) -> None:
+    for tenant in ("anna", "ben"):
+        await runner.submit("returns", {"secret": "x"}, run_id="order", tenant=tenant)
+    async with serving(app) as port:
+        for tenant, ends in (("ben", None), ("admin", "anna"), ("admin", "ben")):
+            query = "" if ends is None else f"?tenant={ends}"
+            offered = ["agent-runtime", f"bearer.{tenant}"]
+            async with connect(url(port) + query, subprotocols=cast("Any", offered), compression=None) as connection:
+                found = await Client(connection).ask("cancel", run_id="order")
+            wanted = await runner.get_run("order", tenant=ends or tenant)
+            assert (found["type"], found["run_id"]) == ("ack", str(wanted.run_id))
+            assert wanted.status == "cancelled"
+        with pytest.raises(WebSocketException):
+            async with connect(
+                f"{url(port)}?tenant=anna", subprotocols=cast("Any", ["agent-runtime", "bearer.ben"])
+            ) as one:
+                await one.recv()
 
 
 def _commands() -> list[str]:
