@@ -723,6 +723,7 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
         for field in ("asking", "in_doubt")
     ),
     (_ignoring("light"), queue_lists.a_light_row_has_no_large_values),
+    (_ignoring("without_input"), queue_lists.a_row_without_its_input_has_its_metadata),
     (CountsNoReasons, queue_lists.runs_are_counted),
     (_ignoring("agent"), queue_lists.many_runs_of_several_agents_are_merged_in_order),
     (FindsFew, queue_lists.many_runs_of_one_time_are_listed_whole),

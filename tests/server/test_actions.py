@@ -100,7 +100,7 @@ async def test_a_live_run_is_cancelled_once(client: httpx.AsyncClient, runner: A
     await runner.run_once()
     async with client:
         first = await client.post(f"{RUNS}/one/cancel", json={"wait": 60})
-        again = await client.post(f"{RUNS}/one/cancel")
+        again = await client.post(f"{RUNS}/one/cancel", content="null", headers=JSON)
         unknown = await client.post(f"{RUNS}/two/cancel")
     assert (first.status_code, first.json()["state"]) == (200, "cancelled")
     assert (again.status_code, again.json()["state"]) == (200, "cancelled")
@@ -164,6 +164,7 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
     async with client:
         forked = await client.post(f"{RUNS}/one/fork", json={"after_step": "b", "new_run_id": "two", "input": {"x": 1}})
         whole = await client.post(f"{RUNS}/one/fork")
+        null = await client.post(f"{RUNS}/one/fork", content="null", headers=JSON)
         pair = await client.post(f"{RUNS}/one/fork", json={"after_step": ["b", 0]})
         wrong = [
             await client.post(f"{RUNS}/one/fork", json=body)
@@ -177,13 +178,13 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
         ]
         taken = await client.post(f"{RUNS}/one/fork", json={"new_run_id": "one"})
         read = await client.get(forked.headers["location"])
-    assert [each.status_code for each in (forked, whole, pair)] == [201] * 3
+    assert [each.status_code for each in (forked, whole, null, pair)] == [201] * 4
     assert read.json()["key"] == "two"
     assert [each["name"] for each in read.json()["steps"]] == ["a", "b"]
     assert [each.status_code for each in wrong] == [422] * 5
     assert "'a'" in wrong[0].text or "completed step" in wrong[0].text
     assert taken.status_code == 409
-    assert len(await runner.runs()) == 4
+    assert len(await runner.runs()) == 5
 
 
 async def test_the_run_shows_who_acted_on_it(runner: AgentRunner, make_app: Callable[..., Any]) -> None:

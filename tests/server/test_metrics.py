@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.server.access import Tokens
+from agent_runtime_core.server.access import Caller, Tokens
 from agent_runtime_core.server.settings import ServerSettings
 from agent_runtime_core.server.token_file import Token
 from agent_runtime_core.tracing import PrometheusSink
@@ -58,6 +58,19 @@ async def test_a_token_needs_the_scope_metrics(make_app: Any, metrics: Prometheu
         ("sk-scraper-of-the-tests", 200),
     ):
         assert (await client_of(app, token).get("/metrics")).status_code == status
+
+
+async def test_a_caller_that_may_see_some_of_the_runs_gets_no_totals(make_app: Any, metrics: PrometheusSink) -> None:
+    """An open `/metrics` asks nobody who they are."""
+    for may, is_open, status in (
+        (lambda verb, run: True, False, 403),
+        (None, False, 200),
+        (lambda *_: True, True, 200),
+    ):
+        caller = Caller("ada", may=may)
+        settings = ServerSettings(metrics_open=is_open)
+        app = make_app(metrics=metrics, settings=settings, authenticate=lambda request, caller=caller: caller)
+        assert (await client_of(app).get("/metrics")).status_code == status
 
 
 async def test_open_metrics_need_no_token(make_app: Any, metrics: PrometheusSink) -> None:

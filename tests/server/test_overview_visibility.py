@@ -153,6 +153,7 @@ SCOPES = {
     **{("POST", f"/runs/{{id}}/{each}"): {"act"} for each in ("cancel", "resume", "fork")},
     **{("POST", f"/runs/{{id}}/{each}"): {"send", "act"} for each in ("messages", "signals/{name}")},
     ("POST", "/runs/{id}/approvals/{name}"): {"approve"},
+    ("GET", "/approvals"): {"approve", "read"},
     **{("GET", f"/runs/{{id}}{each}"): {"result", "read"} for each in ("", "/result", "/events", "/messages")},
     ("GET", "/turns/{id}"): {"result", "read"},
 }

@@ -45,7 +45,10 @@ REDIS = "redis://localhost:6379/0"
 PORT = "127.0.0.1:8000"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
 #: Languages of blocks that show something and are not run.
-SHOWN = {"", "text", "mermaid", "json", "toml", "yaml", "ini", "dockerfile", "sql", "html", "js", "markdown", "http"}
+SHOWN = {
+    "", "text", "mermaid", "json", "toml", "yaml", "ini", "dockerfile", "nginx", "sql", "html", "js", "markdown",
+    "http",
+}  # fmt: skip
 #: A shell block that takes longer hangs.
 SHELL_TIMEOUT = 120.0
 

@@ -73,6 +73,7 @@ FILTERS = st.builds(
     newest_first=st.booleans(),
     before=st.none() | st.tuples(TIMES, st.integers(0, 9)),
     light=st.booleans(),
+    without_input=st.booleans(),
 )
 FIELDS = RunFilter._fields
 
@@ -81,7 +82,7 @@ FIELDS = RunFilter._fields
 def filters(draw: st.DrawFn) -> RunFilter:
     """A filter with few of the fields, or it would seldom admit a row."""
     whole = draw(FILTERS)
-    kept = {"limit", "newest_first", "light", *draw(st.lists(st.sampled_from(FIELDS), max_size=4))}
+    kept = {"limit", "newest_first", "light", "without_input", *draw(st.lists(st.sampled_from(FIELDS), max_size=4))}
     return RunFilter(**{name: value for name, value in whole._asdict().items() if name in kept})
 
 
@@ -89,7 +90,10 @@ def expected(every: list[RunRow], wanted: RunFilter) -> list[RunRow]:
     found = [row for row in every if wanted.admits(row)]
     if wanted.newest_first:
         found.sort(key=lambda row: (row.created_at, row.n), reverse=True)
-    return [light(row) if wanted.light else row for row in found[: wanted.limit]]
+    shown = found[: wanted.limit]
+    if wanted.light:
+        return [light(row) for row in shown]
+    return [row._replace(input="{}", output=None) for row in shown] if wanted.without_input else shown
 
 
 async def changed(queue: RunQueue, every: list[RunRow], changes: list[tuple[str, int]]) -> None:

@@ -104,10 +104,13 @@ def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]
 
 
 async def newest_of(
-    queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int, *, light: bool = True
+    queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int, *, metadata: bool = False
 ) -> list[RunRow]:  # fmt: skip
-    """Return the newest rows before a position that match one of the filters, each once."""
-    lists = [await queue.find(each._replace(before=before, limit=limit, light=light)) for each in filters]
+    """Return the newest rows before a position that match one of the filters, each once: light, or with `metadata`."""
+    lists = [
+        await queue.find(each._replace(before=before, limit=limit, light=not metadata, without_input=metadata))
+        for each in filters
+    ]
     if len(lists) == 1:
         return lists[0]
     merged: dict[str, RunRow] = {}

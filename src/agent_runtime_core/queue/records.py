@@ -176,6 +176,7 @@ class RunFilter(NamedTuple):
     light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
     tenant: str | None = None  # "": of no tenant; None: any
     run_key: str | None = None
+    without_input: bool = False  # leave out `input` and `output`: they are "{}" and None
 
     def admits(self, row: RunRow) -> bool:
         """Return whether a row is one of them, apart from `limit`."""
@@ -208,7 +209,13 @@ class RunFilter(NamedTuple):
             ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.n))
         else:
             ordered = heapq.nsmallest(self.limit, found, key=lambda row: row.n)
-        return [light(row) for row in ordered] if self.light else ordered
+        return [self.shortened(row) for row in ordered]
+
+    def shortened(self, row: RunRow) -> RunRow:
+        """Return a row without the values that `light` and `without_input` leave out."""
+        if self.light:
+            return light(row)
+        return row.with_values(input="{}", output=None) if self.without_input else row
 
 
 class RunCounts(NamedTuple):

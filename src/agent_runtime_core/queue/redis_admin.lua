@@ -264,11 +264,11 @@ ops['queue.row'] = function(run, tenant)
   return row and (not tenant or row[TENANT] == tenant) and told(row) or null
 end
 
--- Returns the row as JSON, without large values if it is wanted so.
-local function shown(row, light)
-  if not light then return told(row).raw end
+-- Returns the row as JSON, without what a filter leaves out: RunFilter.shortened in records.py.
+local function shown(row, wanted)
+  if not (wanted.light or wanted.without_input) then return told(row).raw end
   local input, output, metadata = row[INPUT], row[OUTPUT], row[METADATA]
-  row[INPUT], row[OUTPUT], row[METADATA] = '{}', null, '{}'
+  row[INPUT], row[OUTPUT], row[METADATA] = '{}', null, wanted.light and '{}' or metadata
   local json = cjson.encode(row)
   row[INPUT], row[OUTPUT], row[METADATA] = input, output, metadata
   return json
@@ -276,13 +276,13 @@ end
 
 -- Returns [where to continue, [row, ...]] as JSON: of the runs {where, run} those for which will_do(row) is true.
 -- Ends after `limit` runs or ENOUGH characters. `more` is where to continue after the last one.
-local function listed(runs, limit, will_do, light, more)
+local function listed(runs, limit, will_do, wanted, more)
   local found, size, on = {}, 0, more or 'null'
   for i, each in ipairs(runs) do
     local row = get(each[2])
     if row then
       size = size + #told(row).raw
-      if will_do(row) then found[#found + 1] = shown(row, light) end
+      if will_do(row) then found[#found + 1] = shown(row, wanted) end
     end
     if i == limit or size >= ENOUGH then
       on = each[1]
@@ -337,14 +337,14 @@ ops['queue.find'] = function(wanted, after, limit)
   for _, key in ipairs(keys) do look(key, after, limit, runs) end
   table.sort(runs, function(a, b) return a[1] < b[1] end)
   for _, each in ipairs(runs) do each[1] = text(each[1]) end
-  return listed(runs, limit, admission(wanted), wanted.light)
+  return listed(runs, limit, admission(wanted), wanted)
 end
 
 -- Returns those of some runs that match the filter, in their order.
 ops['queue.some'] = function(runs, wanted)
   local each = {}
   for i, run in ipairs(runs) do each[i] = {text(i), run} end
-  return listed(each, #runs, admission(wanted), wanted.light)
+  return listed(each, #runs, admission(wanted), wanted)
 end
 
 -- Returns whether all runs are in the lists.
@@ -449,7 +449,7 @@ ops['queue.newest'] = function(lists, wanted, at, n, limit, count)
       runs[#runs + 1] = {position(each), run}
     end
   end
-  return listed(runs, limit, admission(wanted), wanted.light, horizon and position(horizon))
+  return listed(runs, limit, admission(wanted), wanted, horizon and position(horizon))
 end
 
 -- Returns the number of the runs created from `since` on, up to `count`, the time of the last of them, and the smallest
@@ -489,7 +489,7 @@ end
 ops['queue.children'] = function(run, after, limit)
   local runs = look(P .. 'children:' .. run, after, limit, {})
   for _, each in ipairs(runs) do each[1] = text(each[1]) end
-  return listed(runs, limit, function() return true end)
+  return listed(runs, limit, function() return true end, {})
 end
 
 -- Returns [`after` for the next call, [message, ...]] as JSON.

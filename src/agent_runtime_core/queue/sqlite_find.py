@@ -19,8 +19,8 @@ FEW = 1000  # most runs of a prefix that are sorted; more are read in order of c
 MANY = 10_000  # the same for the runs of another index in order of arrival
 _KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
 _STATUSES = frozenset(status.value for status in RunStatus)
-_LIGHT = {"input": "'{}'", "output": "NULL", "metadata": "'{}'"}
-_COLUMNS = {False: "*", True: ", ".join(_LIGHT.get(name, name) for name in RunRow._fields)}
+_WITHOUT_INPUT = {"input": "'{}'", "output": "NULL"}
+_LIGHT = {**_WITHOUT_INPUT, "metadata": "'{}'"}
 FIRST_WORD = "substr(reason, 1, instr(reason || ' ', ' ') - 1)"  # as in the indexes
 _BEFORE = "(created_at, n) < (?, ?)"
 _THESE = "n IN (SELECT value FROM json_each(?))"
@@ -213,9 +213,14 @@ def _newest(
         before, size = page[-1], 4 * size
 
 
+def _columns(wanted: RunFilter) -> str:
+    left_out = _LIGHT if wanted.light else _WITHOUT_INPUT if wanted.without_input else {}
+    return ", ".join(left_out.get(name, name) for name in RunRow._fields)
+
+
 def _rows(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -> list[RunRow]:
     """Return the rows with these `n`, in that order."""
-    query = _query(_COLUMNS[wanted.light], "", (_THESE,), "")
+    query = _query(_columns(wanted), "", (_THESE,), "")
     rows = {row.n: row for row in fetch(view.execute(query, (json.dumps(numbers),)))}
     return [rows[n] for n in numbers if n in rows]
 
@@ -250,7 +255,7 @@ def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     if source.name != "created" and (numbers := _numbers(view, wanted, source)) is not None:
         return _of_few(view, wanted, numbers)
     texts, values = _split(*_conditions(wanted), _before(wanted), *_arrived(view, wanted))
-    query = _query(_COLUMNS[wanted.light], "NOT INDEXED", texts, "ORDER BY n LIMIT ?")
+    query = _query(_columns(wanted), "NOT INDEXED", texts, "ORDER BY n LIMIT ?")
     return fetch(view.execute(query, (*values, wanted.limit)))
 
 

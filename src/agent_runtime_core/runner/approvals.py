@@ -102,16 +102,18 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
 
 
 async def open_requests(
-    queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = ""
-) -> list[ApprovalRequest]:
-    """Return the open questions of all runs, the oldest first.
+    queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = "", *, metadata: bool = False
+) -> list[tuple[RunRow, ApprovalRequest]]:  # fmt: skip
+    """Return the open questions of all runs, the oldest first, each with the row of its run: light, or with `metadata`.
 
     The rows of the runs that ask have all that the order depends on. Only the mailboxes of the runs on the page are
     read.
     """
     start = None if after is None else _Position.of_cursor(after)
     first: list[_Found] = []
-    wanted = RunFilter(agent=agent, tenant=tenant or None, asking=True, light=True, limit=_BATCH)
+    wanted = RunFilter(
+        agent=agent, tenant=tenant or None, asking=True, light=not metadata, without_input=metadata, limit=_BATCH
+    )
     while rows := await queue.find(wanted):
         first = heapq.nsmallest(limit, (*first, *_in(rows, start)))
         if len(rows) < _BATCH:
@@ -119,9 +121,11 @@ async def open_requests(
         wanted = wanted._replace(after=rows[-1].n)
     runs = list(dict.fromkeys(row.run_id for _, row, _ in first))
     mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
-    found = [asked for each in first if (asked := _request(*each, mail[each[1].run_id])) is not None]
+    asked = ((each[1], _request(*each, mail[each[1].run_id])) for each in first)
+    found = [(row, request) for row, request in asked if request is not None]
     if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
-        found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent, tenant)
+        last = first[-1][0].cursor()
+        found += await open_requests(queue, limit - len(found), last, agent, tenant, metadata=metadata)
     return found
 
 

@@ -111,6 +111,11 @@ class RunClient:
             self._own_stores = _manager("PersistenceManager")(config)
         return cast("PersistenceManager", self._own_stores)
 
+    @property
+    def keeps_conversations(self) -> bool:
+        """Whether the runner appends the messages of runs to conversations in `persistence`."""
+        return self._conversation_services()[0] is not None
+
     def _fenced_stores(self) -> list[Committer]:
         """Where else the claims of runs may be known."""
         return [] if self._stores is None else [each.commits for each in self._stores.document_stores()]
@@ -232,7 +237,8 @@ class RunClient:
         """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
-        return await open_requests(self.queue, checked_int("limit", limit), after, agent, checked_tenant(tenant))
+        found = await open_requests(self.queue, checked_int("limit", limit), after, agent, checked_tenant(tenant))
+        return [each for _, each in found]
 
     async def wait(
         self, run_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None

@@ -27,8 +27,9 @@ from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
 
-#: The scopes that allow to read the outcome of a run, and to send something to it: one of them is enough.
+#: The scopes that allow to read the outcome of a run, to list questions, and to send: one of them is enough.
 OF_RESULTS: Final = ("result", "read")
+OF_QUESTIONS: Final = ("approve", "read")
 OF_SENDING: Final = ("send", "act")
 CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
@@ -46,7 +47,8 @@ class Caller:
     Args:
         name: Shown in logs, and counted by the limits.
         scopes: What the caller may do: `run`, `result`, `send`, `approve`, `read`, `act`, `metrics`, `admin`.
-        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run.
+        may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run. In lists, it
+            is called a second time for each run whose `input` it reads, which is loaded then.
         tenant: The caller submits runs of this tenant, and sees no other runs. None: the caller sees the runs of all
             tenants, and may name one with the parameter `tenant` of a request.
 

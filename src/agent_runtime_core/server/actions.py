@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
+from pydantic import BeforeValidator
 
+from .._core.codec.json import decode_dict
 from .._core.validation import Shown, must
 from .._views.problems import invalid
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
@@ -22,7 +24,7 @@ from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessa
 from .reply import Reply
 from .runs import location_of, view_for
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_own, invalid_in, taken
+from .submission import check_new, invalid_in, taken
 from .waiting import after_wait
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
@@ -31,6 +33,10 @@ Actor = Annotated[Caller, require("act")]
 Sender = Annotated[Caller, require(*OF_SENDING)]
 Approver = Annotated[Caller, require("approve")]
 Admin = Annotated[Caller, require("admin")]
+# Null is accepted, and not documented: a generated client cannot omit a body that may be null.
+_NOT_NULL: Final = BeforeValidator(lambda body: {} if body is None else body)
+_Cancel = Annotated[Cancel, _NOT_NULL, Body(default_factory=Cancel)]
+_Fork = Annotated[Fork, _NOT_NULL, Body(default_factory=Fork)]
 _PAGE: Final = 500  # dead letters that are read at once
 
 
@@ -48,13 +54,13 @@ def _finished() -> Problem:
     summary="Cancel a run",
     responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
 )
-async def cancel_run(request: Request, id: str, caller: Actor, body: Cancel | None = None) -> Response:
+async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
-    row = await after_wait(request, state, row, 0 if body is None else body.wait, cancels=True)
+    row = await after_wait(request, state, row, body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
@@ -78,14 +84,13 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     summary="Fork a run",
     responses=answers(404, 409, writes=True, ok_201=Run),
 )
-async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None = None) -> Response:
+async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    body = body or Fork()
-    if body.new_run_id is not None and caller.limited:
-        await _check_fork(state, caller, row, body.new_run_id)
+    if caller.limited:
+        await _check_fork(state, caller, row, body)
     try:
         new = await state.runner.fork(
             row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, by=caller.name
@@ -99,15 +104,21 @@ async def fork_run(request: Request, id: str, caller: Actor, body: Fork | None =
     return Reply(await view_for(state, caller, found), 201, headers)
 
 
-async def _check_fork(state: ServerState, caller: Caller, source: RunRow, new_run_id: str) -> None:
-    """Raise a problem for a fork with an id that the caller may not have."""
+async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: Fork) -> None:
+    """Raise a problem for a fork that the caller may not have."""
+    given = source.decoded("input", decode_dict) if body.input is None else body.input
     try:
-        new = state.runner.queue.new_row(new_run_id, source.agent, {}, {}, tenant=source.tenant)
+        new = state.runner.queue.new_row(
+            body.new_run_id or source.run_id, source.agent, given, {}, tenant=source.tenant
+        )  # fmt: skip
     except InvalidArgument:
         return  # the runner says what is wrong with it
-    check_own(caller, source.with_values(run_id=new.run_id, run_key=new.run_key))
-    stored = await state.runner.queue.row(new.run_id)
-    if stored is not None and not is_visible(caller, stored, "act"):
+    fork = source.with_values(input=new.input, conversation=new.conversation, n=0)
+    if body.new_run_id is not None:
+        fork = fork.with_values(run_id=new.run_id, run_key=new.run_key)
+    await check_new(state, caller, fork)
+    stored = None if body.new_run_id is None else await state.runner.queue.row(new.run_id)
+    if stored is not None and not await is_visible(state, caller, stored, "act"):
         raise taken()
 
 
@@ -241,10 +252,12 @@ async def _repair(
 
 async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
-    wanted = RunFilter((body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None)
+    wanted = RunFilter(
+        (body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True
+    )  # fmt: skip
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
-        found += [row.run_id for row in rows if is_visible(caller, row, verb)]
+        found += [row.run_id for row in rows if await is_visible(state, caller, row, verb)]
         wanted = wanted._replace(after=rows[-1].n)
     if len(found) != body.expect:
         raise Problem.of(

@@ -286,6 +286,19 @@ class Comparison(Shape):
     steps: list[ComparedStep]
 
 
+class Health(Shape):
+    """Whether the server is ready: `ok` or `unavailable`."""
+
+    status: str
+
+
+class SignedIn(Shape):
+    """Whose cookie the browser has, and what it may do."""
+
+    name: str
+    scopes: list[str]
+
+
 class AnyObject(Shape):
     """An object."""
 

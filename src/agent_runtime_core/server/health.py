@@ -12,28 +12,31 @@ from starlette.responses import JSONResponse, Response
 
 from .._core.lazy_import import load
 from ..errors import AgentRuntimeError
-from .documents import OPEN
+from .documents import OPEN, Health
 from .state import ServerState, state_of
 
 router: APIRouter = APIRouter(tags=["health"])
 
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": Health}, 503: {"model": Health, "description": "The server is not ready."}
+}  # fmt: skip
 STORE_SECONDS: Final = 2.0  # for the store to answer
 CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 
-@router.get("/health/live", openapi_extra=OPEN)
-async def read_liveness() -> dict[str, str]:
+@router.get("/health/live", responses={200: {"model": Health}}, openapi_extra=OPEN)
+async def read_liveness() -> Response:
     """Return 200 while the process serves requests."""
-    return {"status": "ok"}
+    return _response("ok", {})
 
 
-@router.get("/health/ready", openapi_extra=OPEN)
+@router.get("/health/ready", responses=_ANSWERS, openapi_extra=OPEN)
 async def read_readiness(request: Request) -> Response:
     """Return 200 if the server accepts requests and its store answers, else 503."""
     return _response("ok" if not await _problems(state_of(request)) else "unavailable", {})
 
 
-@router.get("/health", openapi_extra={"security": [{}, {"token": []}]})
+@router.get("/health", responses=_ANSWERS, openapi_extra={"security": [{}, {"token": []}]})
 async def read_health(request: Request) -> Response:
     """Return whether the server is ready. A caller with the scope read also gets versions and reasons."""
     state = state_of(request)

@@ -10,7 +10,7 @@ from .._views.list_query import Position, newest_of
 from .._views.runs import list_items
 from ..queue.records import RunFilter, RunRow
 from .access import Caller
-from .state import ServerState, is_visible
+from .state import ServerState, is_visible, row_without_input
 
 _MAX_READ: Final = 10_000  # rows that one request reads to fill a page
 
@@ -33,12 +33,11 @@ async def visible_page(
     found: list[RunRow] = []
     left = _MAX_READ
     while True:
-        # `may` reads the metadata, which light rows do not have.
-        rows = await newest_of(state.runner.queue, filters, before, limit + 1, light=caller.may is None)
+        rows = await newest_of(state.runner.queue, filters, before, limit + 1, metadata=caller.may is not None)
         more = len(rows) > limit
         for number, row in enumerate(rows[:limit], 1):
             before = (row.created_at, row.n)
-            if is_visible(caller, row, "read"):
+            if await is_visible(state, caller, row, "read"):
                 found.append(row)
             if len(found) == limit:
                 more = number < len(rows)
@@ -53,7 +52,7 @@ async def visible_page(
 
 async def _hide_parents(state: ServerState, caller: Caller, items: list[dict[str, Any]]) -> None:
     for parent_id in {each["parent"] for each in items} - {None}:
-        parent = await state.runner.queue.row(parent_id)
-        if parent is None or not is_visible(caller, parent, "read"):
+        parent = await row_without_input(state.runner.queue, parent_id)
+        if parent is None or not await is_visible(state, caller, parent, "read"):
             for each in items:
                 each["parent"] = None if each["parent"] == parent_id else each["parent"]

@@ -46,7 +46,7 @@ def _step(value: Any) -> Any:
 
 
 _TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
-_STRING: Final = {"type": "string"}
+_STRING: Final[dict[str, Any]] = {"type": "string"}
 
 #: A time, as wall seconds.
 Time = Annotated[
@@ -71,21 +71,33 @@ _USER_MESSAGE: Final = {
 ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
 _TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **_PRINTABLE}, {"type": "null"}]}
 _OBJECT: Final = {"type": "object"}
+
+
+def _turn(title: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a form of a turn with all of its fields: generated clients ignore what is beside `oneOf`."""
+    return {
+        "title": title,
+        "type": "object",
+        "additionalProperties": False,
+        "required": [name],
+        "properties": {
+            name: content,
+            **dict.fromkeys(("turn_id", "conversation_id", "user_id", "personality", "trace_id"), _TURN_ID),
+            "params": _OBJECT,
+            "metadata": _OBJECT,
+        },
+    }
+
+
 #: A `TurnEvent`, which checks itself.
 NewTurn = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
-            "type": "object",
-            "additionalProperties": False,
-            "oneOf": [{"required": ["text"]}, {"required": ["messages"]}],
-            "properties": {
-                "text": _CONTENT,
-                "messages": {"type": "array", "minItems": 1, "items": _USER_MESSAGE},
-                **dict.fromkeys(("turn_id", "conversation_id", "user_id", "personality", "trace_id"), _TURN_ID),
-                "params": _OBJECT,
-                "metadata": _OBJECT,
-            },
+            "oneOf": [
+                _turn("TextTurn", "text", _CONTENT),
+                _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
+            ]
         }
     ),
 ]
@@ -143,7 +155,7 @@ class AgentRun(_TenantRun):
     agent: Key
     input: dict[str, Any] = Field(default_factory=dict)
     run_id: Key | None = Field(default=None, description="Names the run: a UUID, or a run key of 1 to 512 characters.")
-    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1)
+    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1, description="At most the server's `max_priority`.")
     delay: float = Field(default=0, ge=0, description="Seconds until the run may start.")
     deadline: Time | None = Field(default=None, description="When the run is stopped.")
     expires_in: float | None = Field(
@@ -210,11 +222,21 @@ class DeadLetters(Body):
             "oneOf": [
                 {
                     "required": ["ids"],
-                    "properties": {"ids": {"type": "array"}, "all": {"type": "null"}, "expect": {"type": "null"}},
+                    "properties": {
+                        "ids": {"type": "array", "items": _STRING},
+                        "all": {"type": "null"},
+                        "expect": {"type": "null"},
+                        "state": _STRING,
+                    },
                 },
                 {
                     "required": ["all", "expect"],
-                    "properties": {"all": {"const": True}, "expect": {"type": "integer"}, "ids": {"type": "null"}},
+                    "properties": {
+                        "all": {"const": True},
+                        "expect": {"type": "integer"},
+                        "ids": {"type": "null"},
+                        "state": _STRING,
+                    },
                 },
             ]
         }

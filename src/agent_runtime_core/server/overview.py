@@ -16,14 +16,14 @@ from .._views.queue import queue_view, workers_view
 from .._views.usage import usage_view
 from .._views.waits import question_view
 from ..errors import UnknownRun
-from ..runner.approvals import ApprovalRequest
+from ..runner.approvals import open_requests
 from ..turns.manager import TurnManager
-from .access import OF_RESULTS, Caller, has_session, refuse_limited, require
+from .access import OF_QUESTIONS, OF_RESULTS, Caller, has_session, refuse_limited, require
 from .documents import AnyObject, Page, Queue, Usage, answers
 from .models import ApprovalQuery, NewTurn, UsageQuery
 from .reply import Reply
 from .runs import location_of
-from .state import ServerState, is_visible, state_of, visible_row
+from .state import is_visible, state_of, visible_row
 from .submission import insert_turn, span_of
 
 router: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
@@ -37,20 +37,28 @@ Submitter = Annotated[Caller, require("run")]
 
 
 @router.get("/approvals", summary="List open questions", responses=answers(ok_200=Page))
-async def list_approvals(request: Request, caller: Reader, query: Annotated[ApprovalQuery, Query()]) -> Response:
-    """List the open questions of all runs, oldest first, with the schema and details of each."""
+async def list_approvals(
+    request: Request, caller: Annotated[Caller, require(*OF_QUESTIONS)], query: Annotated[ApprovalQuery, Query()]
+) -> Response:
+    """List the open questions of all runs, oldest first, with the schema and details of each.
+
+    Without the scope read, a caller gets the questions that it may answer.
+    """
     state = state_of(request)
+    verb = "read" if "read" in caller.scopes else "act"
     bound = {"agent": query.agent, "tenant": caller.tenant, "list": "approvals"}
     after = None if query.cursor is None else position_in(query.cursor, bound, str)[0]
     batch = query.limit if caller.may is None else MAX_LIMIT
     left = _MAX_READ
     items: list[dict[str, Any]] = []
     while True:
-        page = await state.runner.approvals(batch + 1, after, agent=query.agent, tenant=caller.tenant)
+        page = await open_requests(
+            state.runner.queue, batch + 1, after, query.agent, caller.tenant or "", metadata=caller.may is not None
+        )  # fmt: skip
         more = len(page) > batch
-        for number, each in enumerate(page[:batch], 1):
+        for number, (row, each) in enumerate(page[:batch], 1):
             after = each.cursor
-            if await _may_read(state, caller, each):
+            if await is_visible(state, caller, row, verb):
                 items.append(question_view(each))
             if len(items) == query.limit:
                 more = number < len(page)
@@ -58,13 +66,6 @@ async def list_approvals(request: Request, caller: Reader, query: Annotated[Appr
         left -= len(page)
         if not more or len(items) == query.limit or left <= 0:
             return Reply({"items": items, "next": cursor_of([after], bound) if more and after else None})
-
-
-async def _may_read(state: ServerState, caller: Caller, question: ApprovalRequest) -> bool:
-    if caller.may is None:
-        return True
-    row = await state.runner.queue.row(question.run_id)
-    return row is not None and is_visible(caller, row, "read")
 
 
 @router.get("/about", summary="Read about the server", responses=answers(ok_200=AnyObject))
@@ -111,7 +112,7 @@ async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQue
     "/turns",
     status_code=201,
     summary="Start a conversation turn",
-    responses=answers(409, writes=True, ok_201=AnyObject),
+    responses=answers(404, 409, writes=True, ok_201=AnyObject),
 )
 async def start_turn(request: Request, body: NewTurn, caller: Submitter) -> Response:
     """Start a turn: `messages` in chat format or `text`, and `turn_id`, which makes a repeated request safe."""

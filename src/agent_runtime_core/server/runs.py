@@ -24,7 +24,7 @@ from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline
 from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
 from .reply import Reply
-from .state import ServerState, is_visible, state_of, visible_row
+from .state import ServerState, children_without_input, is_visible, row_without_input, state_of, visible_row
 from .submission import insert, invalid_in, row_of, span_of
 from .waiting import after_wait, preferred_wait
 
@@ -64,10 +64,11 @@ async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool
     if "read" not in caller.scopes and not new:
         return found | _UNREAD
     if caller.limited:
-        related = {each.run_id: each for each in await state.runner.queue.children(row.run_id)}
-        if row.parent_id is not None and (parent := await state.runner.queue.row(row.parent_id)) is not None:
-            related[row.parent_id] = parent
-        visible = {run_id for run_id, each in related.items() if is_visible(caller, each, "read")}
+        related = await children_without_input(state.runner.queue, row.run_id)
+        if row.parent_id is not None:
+            parent = await row_without_input(state.runner.queue, row.parent_id)
+            related += [] if parent is None else [parent]
+        visible = await _visible(state, caller, related)
         found["children"] = [each for each in found["children"] if each["run_id"] in visible]
         found["parent"] = row.parent_id if row.parent_id in visible else None
     return found
@@ -77,7 +78,7 @@ async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool
     "/runs",
     status_code=201,
     summary="Submit a run",
-    responses=answers(409, writes=True, ok_200=Run, ok_201=Run),
+    responses=answers(404, 409, writes=True, ok_200=Run, ok_201=Run),
     openapi_extra=_NEW_RUN_HEADERS,
 )
 async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Response:
@@ -173,10 +174,14 @@ async def _hide_children(state: ServerState, caller: Caller, row: RunRow, items:
     """Remove the ids of child runs that the caller may not see."""
     if not caller.limited or not any(each["child_run_id"] for each in items):
         return
-    children = await state.runner.queue.children(row.run_id)
-    visible = {each.run_id for each in children if is_visible(caller, each, "read")}
+    visible = await _visible(state, caller, await children_without_input(state.runner.queue, row.run_id))
     for each in items:
         each["child_run_id"] = each["child_run_id"] if each["child_run_id"] in visible else None
+
+
+async def _visible(state: ServerState, caller: Caller, rows: list[RunRow]) -> set[str]:
+    """Return the ids of the runs that the caller may read."""
+    return {each.run_id for each in rows if await is_visible(state, caller, each, "read")}
 
 
 @router.get("/runs/{id}/journal", summary="List the records of a run", responses=answers(404, ok_200=Page))

@@ -212,9 +212,9 @@ def check_head(scope: Scope, settings: ServerSettings) -> None:
 
 
 def is_test_client(scope: Scope, host: bytes) -> bool:
-    """Whether Starlette's `TestClient` calls the application. The client of a server has an address."""
-    client = scope.get("client")
-    return host == b"testserver" and client is not None and client[0] == "testclient"
+    """Whether Starlette's `TestClient` calls the application. A real server has an address, which no header changes."""
+    server = scope.get("server")
+    return host == b"testserver" and server is not None and server[0] == "testserver"
 
 
 def is_trusted(host: str, settings: ServerSettings) -> bool:

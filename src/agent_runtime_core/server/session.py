@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .access import HEADER, Tokens, cookie_name, is_own
-from .documents import OPEN
+from .documents import OPEN, SignedIn
 from .errors import Problem
 from .models import Body
 from .state import state_of
@@ -40,7 +40,7 @@ class SignIn(Body):
         return self
 
 
-@router.post("/session", openapi_extra=OPEN)
+@router.post("/session", responses={200: {"model": SignedIn}}, openapi_extra=OPEN)
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Set the cookie of a browser."""
     access = state_of(request).access

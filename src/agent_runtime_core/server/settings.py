@@ -39,6 +39,8 @@ class ServerSettings:
         request_burst: Requests that a caller may make at once.
         failed_logins_per_minute: Wrong tokens of one address per minute that are answered with 401.
         max_pending: `POST /runs` answers 429 while so many runs are pending. None means no limit.
+        max_priority: The greatest `priority` that `POST /runs` accepts. Runs that the application itself submits may
+            have a greater one, and so start before those.
         max_streams: Event streams and sockets at once.
         max_streams_per_caller: Event streams and sockets of one caller at once.
         max_waits_per_caller: Requests of one caller that wait for a run at the same time. All callers together may
@@ -69,6 +71,7 @@ class ServerSettings:
     request_burst: int = 200
     failed_logins_per_minute: int = 10
     max_pending: int | None = None
+    max_priority: int = 1_000_000
     max_streams: int = 2000
     max_streams_per_caller: int = 100
     max_waits_per_caller: int = 100
@@ -129,5 +132,6 @@ _TYPES: Final = {
     ),
     "failed_logins_per_minute": COUNT,
     "max_pending": POSITIVE.or_none(),
+    "max_priority": replace(number(-(2**31) + 1, 2**31 - 1, whole=True), wanted="an integer of 32 bits"),
     "metrics_open": TRUTH,
 }  # fmt: skip

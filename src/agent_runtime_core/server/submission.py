@@ -7,16 +7,18 @@ from typing import Any
 
 from starlette.requests import Request
 
+from .._core.codec.json import decode_dict
 from .._core.traceparent import parsed
 from .._core.validation import must, unknown
+from .._execution.context import conversation_id
 from .._views.problems import invalid
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
-from ..queue.records import RunRow
+from ..queue.records import RunFilter, RunRow
 from .access import Caller
 from .errors import Problem
 from .models import AgentRun, PromptRun
-from .state import ServerState, is_visible
+from .state import ServerState, is_visible, no_such_run
 
 
 def span_of(request: Request) -> str | None:
@@ -39,6 +41,8 @@ def row_of(
             raise no_part("prompt", "prompts", "Send agent and input")
         return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent, caller.tenant)
     _check_agent(state, body.agent)
+    if body.priority > state.settings.max_priority:
+        raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
     if body.deadline is not None and body.deadline <= state.runner.queue.clock.wall():
         raise must("deadline", "be in the future", body.deadline)
     return state.runner.new_run(
@@ -78,8 +82,9 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
 
     Raises:
         Problem: 403 if the caller may not have such a run. 409 if the id or key is that of another run.
+        UnknownRun: The conversation is that of a hidden run.
     """
-    check_own(caller, row)
+    await check_new(state, caller, row)
     orchestrator = state.orchestrator if prompt else None
     await state.pending.check(state.runner.queue, state.settings.max_pending)
     new = False
@@ -88,13 +93,13 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     except IdempotencyConflict as error:
         # Its message names fields of the other run, which may be hidden.
         other = await state.runner.queue.row(row.run_id)
-        if caller.may is not None or (other is not None and not is_visible(caller, other, "read")):
+        if caller.may is not None or (other is not None and not await is_visible(state, caller, other, "read")):
             raise taken() from None
         raise error
     finally:
         if not new:
             state.pending.release()
-    if not new and not is_visible(caller, stored, "read"):
+    if not new and not await is_visible(state, caller, stored, "read"):
         raise taken()
     return stored, new
 
@@ -113,10 +118,34 @@ async def insert_turn(state: ServerState, caller: Caller, turn: Any, traceparent
     return stored
 
 
-def check_own(caller: Caller, row: RunRow) -> None:
-    """Raise Problem 403 for a new run that the caller could not act on."""
-    if not is_visible(caller, row, "act"):
+async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
+    """Check that a caller may have a new run: that the caller could act on it, and may name its conversation.
+
+    A conversation belongs to its first run. A caller may name it if it is new, or if the caller may read that run. If
+    messages of it are stored, and no run, nobody knows whose it is, and no caller with `may` may name it.
+
+    Raises:
+        Problem: 403 if the caller could not act on the run. 422 if the name of the conversation is not a string.
+        UnknownRun: The caller may not name the conversation.
+    """
+    if not await is_visible(state, caller, row, "act"):
         raise Problem.of(403, "This caller may not have a run with this metadata.")
+    if caller.may is None:
+        return
+    name = row.decoded("input", decode_dict).get("conversation_id")
+    if (uuid := conversation_id(name)) is None:
+        return
+    if row.conversation is None:  # the queue does not list such a run in its conversation
+        raise invalid("conversation_id", must("conversation_id", "be a string", name))
+    runner, is_new = state.runner, True
+    for each in {row.conversation, str(uuid)}:  # the UUID made of a text names the same conversation
+        named = RunFilter(conversation=each, tenant=row.tenant, without_input=True, limit=1)
+        for first in await runner.queue.find(named):
+            is_new = False
+            if not await is_visible(state, caller, first, "read"):
+                raise no_such_run()
+    if is_new and runner.keeps_conversations and await runner.persistence.conversations.get_messages(uuid, limit=1):
+        raise no_such_run()
 
 
 def taken() -> Problem:

@@ -270,6 +270,18 @@ async def a_light_row_has_no_large_values(make: Make) -> None:
         same((whole.input, whole.output, whole.metadata), ('{"text":"in"}', '{"text": "out"}', '{"m":1}'), "a row")
         for wanted in (RunFilter(light=True), RunFilter(light=True, newest_first=True, prefix="r")):
             same(await queue.find(wanted), [light(whole)], "the light rows")
+            same(await queue.find(wanted._replace(without_input=True)), [light(whole)], "the light rows without input")
+
+
+@CASES
+async def a_row_without_its_input_has_its_metadata(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await queue.enqueue("r", "a", {"text": "in"}, metadata={"m": 1})
+        await settle(queue, (await queue.claim_rows("w"))[0], "succeeded", output='{"text": "out"}')
+        [whole] = await queue.find(RunFilter())
+        for wanted in (RunFilter(), RunFilter(newest_first=True, prefix="r"), RunFilter(agent="a")):
+            found = await queue.find(wanted._replace(without_input=True))
+            same(found, [whole._replace(input="{}", output=None)], "the rows without their input and output")
 
 
 @CASES
