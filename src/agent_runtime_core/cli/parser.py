@@ -243,8 +243,9 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
     auth = serving.add_mutually_exclusive_group()
     auth.add_argument("--token", metavar="TEXT", help="the token that requests need; default: AGENT_RUNTIME_TOKEN")
     auth.add_argument("--token-file", metavar="FILE",
-                      help="file with a token per line: TOKEN [NAME [SCOPES]]; created if it is missing (default: the "
-                      "SQLite file with .token after its name, or agent-runtime/token in XDG_STATE_HOME)")  # fmt: skip
+                      help="file with a token per line: TOKEN [NAME [SCOPES [tenant=TENANT]]]; created if it is "
+                      "missing (default: the SQLite file with .token after its name, or agent-runtime/token in "
+                      "XDG_STATE_HOME)")  # fmt: skip
     auth.add_argument(
         "--no-auth", action="store_true", help="accept requests without a token, on a loopback address only"
     )

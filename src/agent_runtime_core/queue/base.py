@@ -133,7 +133,7 @@ class RunQueue(Backend):
 
         Args:
             what: One of these, with its `args`:
-                "row" (run_id): the RunRow or None.
+                "row" (run_id), or (run_id, tenant): the RunRow, or None; with a tenant only its run.
                 "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
                     if it is.
                 "counts" (), or (tenant): a RunCounts.
@@ -616,9 +616,9 @@ class RunQueue(Backend):
 
     # -- looking
 
-    async def row(self, run_id: UUID | str) -> RunRow | None:
-        """Return the row of a run."""
-        row: RunRow | None = await self.read("row", stored_id(run_id))
+    async def row(self, run_id: UUID | str, tenant: str = "") -> RunRow | None:
+        """Return the row of a run; with `tenant` only a run of this tenant, whose run key `run_id` may be."""
+        row: RunRow | None = await self.read("row", stored_id(run_id, tenant), *([tenant] if tenant else []))
         return None if row is None else decode_row(self.payloads, row)
 
     async def require(self, run_id: UUID | str, tenant: str | None = None) -> RunRow:
@@ -634,7 +634,8 @@ class RunQueue(Backend):
             UnknownRun: No such run is stored.
         """
         owner = checked_tenant(tenant)
-        row = await self.row(stored_id(run_id, owner))
+        # The row of another tenant is not read: the time for its input would show that it is stored.
+        row = await (self.row(run_id, owner) if owner else self.row(run_id))
         if row is not None and (row.tenant == owner or (tenant is None and is_uuid(run_id))):
             return row
         if not is_uuid(run_id):

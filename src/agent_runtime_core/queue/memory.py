@@ -211,8 +211,9 @@ def _is_due(row: RunRow | None, at: float) -> bool:
     return row is not None and row.due_at == at and row.status in ("pending", "waiting")
 
 
-def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
-    return MemoryTransitions(tx).get(run_id)
+def _get(tx: MemoryTx, run_id: str, tenant: str = "") -> RunRow | None:
+    row = MemoryTransitions(tx).get(run_id)
+    return row if row is None or tenant in ("", row.tenant) else None
 
 
 def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:

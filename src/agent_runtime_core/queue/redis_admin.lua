@@ -259,9 +259,9 @@ ops['queue.processes'] = function()
   return found
 end
 
-ops['queue.row'] = function(run)
+ops['queue.row'] = function(run, tenant)
   local row = get(run)
-  return row and told(row) or null
+  return row and (not tenant or row[TENANT] == tenant) and told(row) or null
 end
 
 -- Returns the row as JSON, without what a filter leaves out: RunFilter.shortened in records.py.

@@ -96,7 +96,26 @@ DROP INDEX arc_runs_head;
 CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
 DROP INDEX arc_runs_behind;
 CREATE INDEX arc_runs_behind ON arc_runs (lane, tenant, priority DESC, n) WHERE held = 1 AND due_at = 0;
-CREATE INDEX arc_runs_tenant ON arc_runs (tenant, status, agent, created_at) WHERE tenant <> ''""",
+CREATE INDEX arc_runs_tenant ON arc_runs (tenant, status, agent, created_at) WHERE tenant <> '';
+CREATE INDEX arc_runs_owner ON arc_runs (tenant, run_id) WHERE tenant <> '';
+DROP INDEX arc_runs_key;
+CREATE INDEX arc_runs_key ON arc_runs (run_key, tenant) WHERE run_key IS NOT NULL;
+DROP INDEX arc_runs_conversation;
+CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at, n, tenant) WHERE conversation IS NOT NULL;
+DROP INDEX arc_runs_lane;
+CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at, n, tenant) WHERE lane IS NOT NULL;
+DROP INDEX arc_runs_parent;
+CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at, tenant) WHERE parent_id IS NOT NULL;
+DROP INDEX arc_runs_reason;
+CREATE INDEX arc_runs_reason
+    ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason, tenant) WHERE reason <> '';
+DROP INDEX arc_runs_retrying;
+CREATE INDEX arc_runs_retrying ON arc_runs (created_at, n, tenant) WHERE failures > 0 AND ended_at IS NULL;
+DROP INDEX arc_runs_asking;
+CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant) WHERE questions <> '' AND ended_at IS NULL;
+DROP INDEX arc_runs_in_doubt;
+CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
+    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
 )
 
 _INSERT = (
@@ -108,6 +127,7 @@ _REWRITE_MESSAGE = (
 )
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
+_OWN_ROW = "SELECT * FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <> '' AND tenant = ? AND run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _MAKE_READY = (
@@ -310,8 +330,8 @@ def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
     return row[0] if row else None
 
 
-def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
-    return _one(view.execute(_ROW, (run_id,)))
+def _get(view: sqlite3.Connection, run_id: str, tenant: str = "") -> RunRow | None:
+    return _one(view.execute(_OWN_ROW, (tenant, run_id)) if tenant else view.execute(_ROW, (run_id,)))
 
 
 def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:

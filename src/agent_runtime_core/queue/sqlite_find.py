@@ -189,7 +189,7 @@ def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the rows that a filter admits."""
     if wanted.statuses == () or wanted.limit <= 0:
         return []
-    few = _of_prefix(view, wanted.prefix) if wanted.prefix else None
+    few = _of_prefix(view, wanted.prefix, wanted.tenant) if wanted.prefix else None
     if few is not None:
         return _of_few(view, wanted, few)
     if not wanted.newest_first:
@@ -227,12 +227,13 @@ def _rows(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -
     return [rows[n] for n in numbers if n in rows]
 
 
-def _of_prefix(view: sqlite3.Connection, prefix: str) -> list[int] | None:
+def _of_prefix(view: sqlite3.Connection, prefix: str, tenant: str | None) -> list[int] | None:
     """Return the `n` of all runs whose id or key begins with a prefix, None if they are not few."""
     found: set[int] = set()
     beyond = end_of_prefix(prefix)
+    owner = ("tenant <> '' AND tenant = ?" if tenant else "", (tenant,))
     for column in ("run_id", "run_key"):
-        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)))
+        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)), owner)
         numbers = view.execute(_query("n", "", texts, "LIMIT ?"), (*values, FEW + 1)).fetchall()
         found.update(n for (n,) in numbers)
         if len(numbers) > FEW:
@@ -251,11 +252,23 @@ def _of_few(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int])
 def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the rows of a filter in order of arrival: those of an index, or of the table if the index has many."""
     source = _chosen(view, wanted)
+    if wanted.tenant:
+        return _rows(view, wanted, _oldest_of_tenant(view, wanted, source))
     if source.name != "created" and (numbers := _numbers(view, wanted, source)) is not None:
         return _of_few(view, wanted, numbers)
     texts, values = _split(*_conditions(wanted), _before(wanted), *_arrived(view, wanted))
     query = _query(_columns(wanted), "NOT INDEXED", texts, "ORDER BY n LIMIT ?")
     return fetch(view.execute(query, (*values, wanted.limit)))
+
+
+def _oldest_of_tenant(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int]:
+    """Return the first `n` of a tenant's runs. Each index has the tenant, so no row of another tenant is read."""
+    found: list[int] = []
+    for key in source.keys:
+        texts, values = _split(key, *_conditions(wanted), _before(wanted))
+        query = _query("n", _by(source.name), texts, "ORDER BY n LIMIT ?")
+        found += (n for (n,) in view.execute(query, (*values, wanted.limit)))
+    return sorted(found)[: wanted.limit]
 
 
 def _numbers(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int] | None:

@@ -65,6 +65,8 @@ class ApprovalRequest:
     cursor: str
     #: Why the last message that was meant as an answer does not fit; None if there is none.
     problem: str | None = None
+    #: Whose run it is; None for a run without a tenant.
+    tenant: str | None = None
 
 
 class _Position(NamedTuple):
@@ -159,6 +161,7 @@ def _request(
         approved_before=payload.get("approved_before"),
         cursor=position.cursor(),
         problem=_problem(payload, message.name, mail),
+        tenant=row.tenant or None,
     )
 
 

@@ -137,8 +137,9 @@ class TheirQueue(RunQueue):
     async def read(self, what: str, *args: Any) -> Any:
         runs = self.store.runs
         match what, args:
-            case "row", (run_id,):
-                return runs.get(run_id)
+            case "row", (run_id, *tenant):
+                row = runs.get(run_id)
+                return row if row is None or tenant in ([], [row.tenant]) else None
             case "find", (RunFilter() as wanted,):
                 return wanted.listed(runs.values())
             case "counts", tenant:
