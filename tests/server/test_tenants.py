@@ -338,7 +338,6 @@ async def test_new_runs_with_the_names_of_others(
     assert before - _stored(tmp_path / "runs.db") == set(), "no row of the owner has changed"
 
 
-@pytest.mark.xfail(strict=False, reason="conversations are stored without the tenant")
 @OWNERS
 async def test_a_conversation_is_a_name_within_a_tenant(
     app: FastAPI, runner: AgentRunner, tmp_path: Path, owner: str | None

@@ -144,7 +144,9 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
             is_new = False
             if not await is_visible(state, caller, first, "read"):
                 raise no_such_run()
-    if is_new and runner.keeps_conversations and await runner.persistence.conversations.get_messages(uuid, limit=1):
+    if not is_new or not runner.keeps_conversations:
+        return
+    if await runner.persistence.for_tenant(row.tenant or None).conversations.get_messages(uuid, limit=1):
         raise no_such_run()
 
 
