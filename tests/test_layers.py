@@ -170,7 +170,7 @@ ROWS: dict[str, list[str]] = {
         "execution",
         "inline_runs worker",
         "runner",
-        "open_run reencryption resume_check",
+        "open_run reencryption resume_check tenants",
     ],
     "steps": [
         "model",
@@ -244,7 +244,7 @@ ROWS: dict[str, list[str]] = {
     "cli": [
         "app_loader durations findings output",
         "arguments database_file metrics store",
-        "conformance dead_letters doctor export inspect parser reencrypt runs submit worker",
+        "conformance dead_letters doctor export inspect parser reencrypt runs submit tenants worker",
         "check completion control events serve",
         "main",
     ],

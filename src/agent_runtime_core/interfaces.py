@@ -211,6 +211,10 @@ class RunContext(Protocol):
         """The id that the caller passed as `run_id`, if it was not a UUID; else None."""
 
     @property
+    def tenant(self) -> str | None:
+        """Whose run it is; None for a run without a tenant."""
+
+    @property
     def conversation_id(self) -> UUID | None:
         """The conversation that the run belongs to, if any."""
 
@@ -259,7 +263,10 @@ class RunContext(Protocol):
 
     @property
     def persistence(self) -> Any:
-        """The run's PersistenceManager. It rejects writes after the run has lost its lease."""
+        """The run's PersistenceManager: in a run of a tenant, with only the tenant's data.
+
+        It rejects writes after the run has lost its lease.
+        """
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,

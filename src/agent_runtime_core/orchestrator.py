@@ -240,14 +240,17 @@ class Orchestrator:
             RunResponse(str(info.run_id), RunStatus.PENDING, created_at=info.created_at, updated_at=info.created_at)
         )  # as it was stored, although it may be running already
 
-    def new_run(self, request: RunCreate, idempotency_key: str | None = None, traceparent: str | None = None) -> RunRow:
+    def new_run(
+        self, request: RunCreate, idempotency_key: str | None = None, traceparent: str | None = None,
+        tenant: str | None = None,
+    ) -> RunRow:  # fmt: skip
         """Return the row of the run for a request, in the span with that W3C `traceparent`. Nothing is stored."""
         input_ = {
             "messages": [{"role": "user", "content": request.prompt}],
             "params": {"max_steps": request.max_steps},
         }
         return self.runner.new_run(
-            self.agent, input_, idempotency_key=idempotency_key, traceparent=traceparent
+            self.agent, input_, idempotency_key=idempotency_key, traceparent=traceparent, tenant=tenant
         )  # fmt: skip
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:

@@ -352,3 +352,28 @@ def test_a_server_without_tokens_offers_no_sign_out(unprotected: Served, open_pa
     visit(page, "about")
     expect(page.get_by_text("read and write")).to_be_visible()
     expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
+
+
+def test_the_tenant_of_a_run_is_shown_and_selects_runs(idle: Served, open_page: OpenPage) -> None:
+    page = open_page(idle.ready["sign_in"])
+    expect(rows(page).first).to_be_visible()
+    choice = page.get_by_role("combobox", name="Tenant")
+    expect(choice).to_have_count(0)  # no run has a tenant
+    for tenant in ("Acme & Co", "globex"):
+        body = {"agent": "report", "run_id": "same", "concurrency_key": "line", "tenant": tenant}
+        post(idle, "runs", body)
+    read_again(page)
+    choice.select_option("Acme & Co")
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page)).to_contain_text("report · Acme & Co")
+    assert "tenant=Acme" in page.url
+    rows(page).get_by_role("link").first.click()
+    expect(page.locator(".facts")).to_contain_text("Acme & Co")
+    page.locator(".facts").get_by_role("link", name="Acme & Co").click()
+    expect(rows(page)).to_have_count(1)
+    choice.select_option("All tenants")
+    expect(rows(page).nth(10)).to_be_visible()
+    assert page.url.endswith("#/runs")
+    visit(page, "queue")
+    for tenant in ("Acme & Co", "globex"):
+        expect(page.get_by_role("region", name="Concurrency keys")).to_contain_text(f"line · {tenant}")

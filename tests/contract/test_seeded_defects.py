@@ -34,6 +34,7 @@ from agent_runtime_core.testing.contracts import (
     queue_processes,
     queue_reads,
     queue_take,
+    queue_tenants,
     runs,
     runs_attempts,
     runs_control,
@@ -92,17 +93,17 @@ class _ClaimsTwice(TheirRows):
 
 
 class _ForgetsDelay(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return super().make_due_ready(float("inf"))
 
 
 class _NeverDue(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return ()
 
 
 class _DelayLosesPlace(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         before = dict(self.tx.runs)
         lanes = super().make_due_ready(wall)
         for run_id, row in self.tx.runs.items():
@@ -133,7 +134,7 @@ class _ClaimIdsFall(TheirRows):
 
 
 class _NoKeys(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
         return None
 
 
@@ -215,40 +216,41 @@ class _HeldIsReady(TheirRows):
 
 
 class _NoHead(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return None
 
 
 class _OnlyRunningHasTheLane(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
-        head = super().active_in_group(lane)
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        head = super().active_in_group(lane, tenant)
         return head if head is not None and head.status == "running" else None
 
 
 class _OneLaneForAll(TheirRows):
-    def active_in_group(self, lane: str) -> RunRow | None:
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return next((row for row in self.tx.runs.values() if row.lane and not row.held and row.ended_at is None), None)
 
 
 class _NobodyBehind(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
         return None
 
 
 class _ArrivalOnly(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
-        return min((row for row in self._lane(lane, 1) if row.due_at == 0), key=lambda row: row.n, default=None)
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        due = [row for row in self._group(lane, tenant, 1) if row.due_at == 0]
+        return min(due, key=lambda row: row.n, default=None)
 
 
 class _DelayIsNoPlace(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         super().make_due_ready(wall)
         return ()
 
 
 class _BehindBeforeItIsDue(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
-        return min(self._lane(lane, 1), key=lambda row: (-row.priority, row.n), default=None)
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return min(self._group(lane, tenant, 1), key=lambda row: (-row.priority, row.n), default=None)
 
 
 class _NeverAside(TheirRows):
@@ -262,8 +264,8 @@ class _AsideAtOnce(TheirRows):
 
 
 class _KeyEndsWithItsRun(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
-        row = super().by_key(idem_key)
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        row = super().by_key(idem_key, tenant)
         return row if row is not None and row.ended_at is None else None
 
 
@@ -293,7 +295,7 @@ class _WholeSeconds(TheirRows):
 
 
 class _OneLaneIsDue(TheirRows):
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         return list(super().make_due_ready(wall))[:1]
 
 
@@ -415,7 +417,7 @@ def _losing(what: str, **values: Any) -> type[TheirRows]:
 
 
 class _KeysInLatin(TheirRows):
-    def by_key(self, idem_key: str) -> RunRow | None:
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
         rows = self.tx.runs.values()
         return next((row for row in rows if row.idem_key and _latin(row.idem_key) == _latin(idem_key)), None)
 
@@ -432,7 +434,7 @@ class _MessagesInLines(TheirRows):
 
 
 class _LanesLike(TheirRows):
-    def next_in_group(self, lane: str) -> RunRow | None:
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
         rows = [row for row in self.tx.runs.values() if row.lane and row.lane.startswith(lane) and row.held == 1]
         return min(rows, key=lambda row: (-row.priority, row.n), default=None)
 
@@ -529,6 +531,37 @@ class SkipsRunsOfOneTime(TheirQueue):
         return [row for row in found if row.created_at < args[0].before[0]]
 
 
+class _KeysOfAllTenants(TheirRows):
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        return next((row for row in self.tx.runs.values() if row.idem_key == idem_key), None)
+
+
+class _GroupsOfAllTenants(TheirRows):
+    def _group(self, lane: str, tenant: str, held: int) -> list[RunRow]:
+        rows = self.tx.runs.values()
+        return [row for row in rows if (row.lane, row.held, row.ended_at) == (lane, held, None)]
+
+
+class _DueRunsOfNoTenant(TheirRows):
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
+        return [(lane, "") for lane, _ in super().make_due_ready(wall)]
+
+
+class _MovesWithoutThePlace(TheirRows):
+    def move(self, row: RunRow, after: RunRow) -> None:
+        self.save(row._replace(tenant=after.tenant))
+
+
+class CountsOfAllTenants(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        return await super().read(what, *(() if what == "counts" else args))
+
+
+class ListsOfAllTenants(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        return await super().read(what, *([args[0]._replace(tenant=None)] if what == "find" else args))
+
+
 class CountsNoReasons(TheirQueue):
     async def read(self, what: str, *args: Any) -> Any:
         found = await super().read(what, *args)
@@ -607,7 +640,7 @@ class _EndsAnyClaim(TheirRows):
 
 
 class _NoRelease(TheirRows):
-    def _release(self, lane: str) -> None: ...
+    def _release(self, lane: str, tenant: str) -> None: ...
 
 
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
@@ -655,6 +688,15 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_NeverAside), queue_concurrency_keys.an_inline_run_that_nobody_goes_on_with_stands_aside),
     (_with(_AsideAtOnce), queue_concurrency_keys.an_inline_run_that_nobody_goes_on_with_stands_aside),
     (_with(_AsideAtOnce), queue_concurrency_keys.take_waits_for_its_turn),
+    (_with(_KeysOfAllTenants), queue_tenants.tenants_use_the_same_names_apart),
+    (_with(_GroupsOfAllTenants), queue_tenants.tenants_use_the_same_names_apart),
+    (_with(_GroupsOfAllTenants), queue_tenants.taking_a_run_waits_for_the_key_of_its_own_tenant),
+    (_with(_DueRunsOfNoTenant), queue_tenants.a_delayed_run_waits_for_the_key_of_its_own_tenant),
+    (_with(_MovesWithoutThePlace), queue_tenants.a_run_that_is_given_to_a_tenant_takes_its_keys_along),
+    (_with(_losing("losestenants", tenant="")), queue_tenants.a_stored_run_is_given_to_a_tenant),
+    (ListsOfAllTenants, queue_tenants.a_run_key_without_a_tenant_means_one_run),
+    (ListsOfAllTenants, queue_tenants.lists_and_counts_of_a_tenant_have_its_runs_only),
+    (CountsOfAllTenants, queue_tenants.lists_and_counts_of_a_tenant_have_its_runs_only),
     (_with(_KeyEndsWithItsRun), queue_enqueue.a_key_stands_for_its_run_also_when_that_is_over),
     (_with(_FoldsAgents), queue_enqueue.names_are_told_apart),
     (_with(_FoldsMessages), queue_enqueue.names_are_told_apart),
@@ -808,6 +850,7 @@ PARTS: dict[Any, tuple[Any, ...]] = {
         queue_reads,
         queue_lists,
         queue_processes,
+        queue_tenants,
     ),
     events: (events_log, events_claims, events_subscriptions),
     state: (state_checkpoints, state_journal, state_claims, state_effects),

@@ -84,3 +84,36 @@ async def test_a_kill_between_the_append_and_the_end_repeats_no_message(
             second = await answer(runner, await say(runner, "two"))
         assert json.loads(second) == ["Be brief.", "one", first, "two"]
         assert await history(runner) == ["one", first, "two", second]
+
+
+async def test_a_kill_mixes_up_no_conversations_of_tenants(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = tmp_path / "died"
+    monkeypatch.setenv("DIE_AFTER_APPEND", str(died))
+    monkeypatch.setenv("AGENT_RUNTIME_LEASE_TTL_SECONDS", "1")
+    tenants = (None, "a", "b")
+
+    async def ask(text: str, tenant: str | None) -> UUID:
+        message = {"role": "user", "content": f"{text} of {tenant}"}
+        given = {"messages": [message], "conversation_id": CHAT}
+        return await runner.submit("assistant", given, run_id=text, tenant=tenant)
+
+    async with AgentRunner.open(url) as runner:
+        runs = [await ask("one", tenant) for tenant in tenants]
+        with worker(url) as child:
+            child.expect("worker")
+            assert await child.aended() == -9
+            assert died.exists()
+        with worker(url) as child:
+            child.expect("worker")
+            first = [await answer(runner, each) for each in runs]
+            second = [await answer(runner, await ask("two", tenant)) for tenant in tenants]
+        known = conversation_id(CHAT)
+        assert known is not None
+        for number, tenant in enumerate(tenants):
+            said = ["Be brief.", f"one of {tenant}", first[number], f"two of {tenant}"]
+            assert json.loads(first[number]) == said[:2]
+            assert json.loads(second[number]) == said
+            store = runner.persistence.for_tenant(tenant).conversations
+            assert [each.content for each in await store.history(known)] == [*said[1:], second[number]]

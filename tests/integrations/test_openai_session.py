@@ -216,6 +216,17 @@ async def test_a_write_that_is_repeated_after_a_crash_adds_nothing(tmp_path: Pat
     assert await ConversationSession(ROOM, store=store).get_items() == ITEMS[:1]
 
 
+async def test_a_session_in_a_run_of_a_tenant_is_the_tenants(tmp_path: Path) -> None:
+    store = InMemoryConversationStore()
+    for number, tenant in enumerate((None, "a", "b")):
+        async with open_run(str(tmp_path / "runs.db"), run_id="one", tenant=tenant):
+            session = ConversationSession(ROOM, store=store)
+            assert await session.get_items() == []
+            await session.add_items(ITEMS[number : number + 1])
+    assert await ConversationSession(ROOM, store=store).get_items() == ITEMS[:1]
+    assert await ConversationSession(ROOM, store=store.for_tenant("b")).get_items() == ITEMS[2:3]
+
+
 async def test_another_agent_continues_the_conversation(tmp_path: Path) -> None:
     seen: list[Any] = []
 

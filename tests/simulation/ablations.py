@@ -147,7 +147,7 @@ def _publish() -> list[Patch]:
 
 def _submit() -> list[Patch]:
     """An idempotency key is stored and never looked up."""
-    none: Callable[..., None] = lambda self, idem_key: None  # noqa: E731
+    none: Callable[..., None] = lambda self, idem_key, tenant: None  # noqa: E731
     return [(MemoryTransitions, "by_key", none), (SQLiteTransitions, "by_key", none)]
 
 

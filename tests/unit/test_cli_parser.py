@@ -40,6 +40,7 @@ def test_the_parser_has_the_commands() -> None:
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
         "carry-over", "inspect", "serve", "reencrypt", "workers",
+        "tenant set",
     }  # fmt: skip
 
 
@@ -79,6 +80,13 @@ def test_each_command_has_json_and_is_there(name: str) -> None:
     assert inspect.iscoroutinefunction(found)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_for_runs_has_the_option_of_their_tenant(name: str) -> None:
+    names_runs = any(action.metavar == "RUN" for action in COMMANDS[name]._actions)
+    if names_runs or name in ("submit", "runs", "dead list"):
+        assert "--tenant" in COMMANDS[name].format_usage()
+
+
 def test_the_help_of_the_whole_command_tells_the_exit_codes() -> None:
     assert re.findall(r"^  (\d+) ", parser().epilog or "", re.MULTILINE) == ["0", "1", "2", "130"]
 
@@ -113,7 +121,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 18 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, cancel, carry-over, check, completion and 19 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

@@ -378,7 +378,7 @@ async def test_a_commit_that_is_taken_back_leaves_the_line_as_it_was() -> None:
 def _table(rows: int, held: int) -> sqlite3.Connection:
     """The queue's table with so many runs ready, and so many behind the head of one lane."""
     conn = sqlite3.connect(":memory:")
-    for step in (0, 2, 3):  # the other one is about another table
+    for step in (0, 2, 3, 5):  # the others are about other tables
         conn.executescript(sqlite_queue.MIGRATIONS[step])
     plain = [RunRow(f"free{n}", "agent") for n in range(rows)]
     lane = [RunRow(f"held{n}", "agent", lane="k", held=min(n, 1)) for n in range(held)]
@@ -399,8 +399,8 @@ LOOKS: dict[str, tuple[str, tuple[Any, ...], str]] = {
         ("",),
         "SEARCH arc_runs USING INDEX arc_runs_expired (agent>?)",
     ),
-    "head": (sqlite_queue._HEAD, ("k",), "SEARCH arc_runs USING INDEX arc_runs_head (lane=?)"),
-    "behind": (sqlite_queue._BEHIND, ("k",), "SEARCH arc_runs USING INDEX arc_runs_behind (lane=?)"),
+    "head": (sqlite_queue._HEAD, ("k", ""), "SEARCH arc_runs USING INDEX arc_runs_head (lane=? AND tenant=?)"),
+    "behind": (sqlite_queue._BEHIND, ("k", ""), "SEARCH arc_runs USING INDEX arc_runs_behind (lane=? AND tenant=?)"),
     "lapsed": (sqlite_queue._LAPSED, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_lapsed (lease_until<?)"),
     "due": (sqlite_queue._DUE, (1.0, 1), "SEARCH arc_runs USING INDEX arc_runs_due (due_at>? AND due_at<?)"),
     "promote": (sqlite_queue._MAKE_READY, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_due (due_at>? AND due_at<?)"),

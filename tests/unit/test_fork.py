@@ -623,7 +623,7 @@ async def test_a_fork_that_runs_is_not_written_to_by_the_same_call(
             with monkeypatch.context() as patch:
                 patch.setattr(rig.runner.queue, "row", row)
                 patch.setattr(rig.runner.state_store, "records", records)
-                patch.setattr(rig.runner.queue, "require", lambda run_id: asyncio.sleep(0, there))
+                patch.setattr(rig.runner.queue, "require", lambda *_: asyncio.sleep(0, there))
                 assert await rig.runner.fork("r", new_run_id="mine") == new
         finally:
             end.set()

@@ -217,6 +217,16 @@ def test_a_three_turn_tool_agent_is_there_in_full(make: Make, receiver: Receiver
     assert not any("langfuse.observation.level" in span.about for span in [root, *calls, *tools[:2]])
 
 
+def test_the_tenant_of_the_run_is_metadata_of_its_agent(make: Make, receiver: Receiver) -> None:
+    sink = make()
+    sink.trace({"type": "start_run", "run_id": str(RUN), "time": 1.0, "agent_key": "a", "tenant": "acme",
+                "metadata": {"tenant": "the application's"}})  # fmt: skip
+    sink.trace({"type": "end_run", "run_id": str(RUN), "time": 2.0, "outcome": "succeeded"})
+    sink.flush()
+    [root] = receiver.spans
+    assert root.json("metadata.tenant") == "acme"
+
+
 def test_through_a_tracer_it_is_the_same(make: Make, receiver: Receiver) -> None:
     tracer = Tracer([make()])
     runs = [uuid4() for _ in range(3)]

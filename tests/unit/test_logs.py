@@ -265,3 +265,13 @@ async def test_no_record_has_inputs_results_or_texts_of_errors(
     lines = [JsonFormatter().format(record) for record in caplog.records]
     assert lines
     assert [line for line in lines if CANARY in line] == []
+
+
+@pytest.mark.parametrize("tenant", ["acme", None])
+async def test_a_record_about_a_run_names_its_tenant(logged: Lines, tmp_path: Path, tenant: str | None) -> None:
+    async with AgentRunner.open(tmp_path / "agents.db", registry=registry_of(Worker(), Child())) as runner:
+        await runner.execute(Worker(), input_data={}, tenant=tenant)
+    for message in ("between steps", "in a step", "in a thread of a step", "in the child", "after steps"):
+        assert logged.of(message).get("tenant") == tenant
+    about = [record for record in logged.records if record.name == log.name and "run " in record.getMessage()]
+    assert {record.__dict__["tenant"] for record in about} == {tenant}

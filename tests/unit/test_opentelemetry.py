@@ -121,6 +121,22 @@ class Weather(ToolCallingAgent):
         return self.client
 
 
+class Plain(AgentRuntime):
+    key = "plain"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        return RunResult()
+
+
+@pytest.mark.parametrize("tenant", ["acme", None])
+async def test_the_span_of_an_execution_names_its_tenant(exported: InMemorySpanExporter, tenant: str | None) -> None:
+    async with AgentRunner.open("memory://", trace_sinks=[sink_to(exported)]) as runner:
+        await runner.execute(Plain(), input_data={}, tenant=tenant)
+    [agent] = exported.get_finished_spans()
+    assert about(agent).get("agent_runtime.tenant") == tenant
+    assert ("agent_runtime.tenant" in about(agent)) is (tenant is not None)
+
+
 async def weather(exported: InMemorySpanExporter, user: Any, **options: Any) -> RunResult:
     config = RunnerConfig()
     async with AgentRunner.open("memory://", trace_sinks=[sink_to(exported, **options)], config=config) as runner:

@@ -139,6 +139,37 @@ async def test_runs_and_steps_are_counted_with_their_duration() -> None:
     assert value(values, "runs_total", agent="order", state="failed") == 0
 
 
+async def test_what_runs_do_has_the_label_of_their_tenant_only_if_that_is_asked_for() -> None:
+    plain, by_tenant = PrometheusSink(), PrometheusSink(tenant=True)
+    async with AgentRunner(trace_sinks=[plain, by_tenant]) as runner:
+        for agent in (Order, Weather):
+            for tenant in ("acme", "zenith", None, "acme"):
+                await runner.execute(agent(), input_data={"messages": []}, tenant=tenant)
+    values = await exported(by_tenant)
+    for tenant, runs in (("acme", 2), ("zenith", 1), ("", 1)):
+        assert value(values, "runs_total", agent="order", state="succeeded", tenant=tenant) == runs
+        assert value(values, "run_seconds_count", agent="order", tenant=tenant) == runs
+        assert value(values, "step_seconds_count", agent="order", kind="step", tenant=tenant) == runs
+        assert value(values, "step_failures_total", agent="order", kind="step", tenant=tenant) == 0
+        assert value(values, "tokens_total", model="gpt-4o", kind="input", tenant=tenant) == 200 * runs
+    values = await exported(plain)
+    assert value(values, "runs_total", agent="order", state="succeeded") == 4
+    assert not [labels for _, labels in values if "tenant" in dict(labels)]
+
+
+async def test_the_hundred_and_first_tenant_is_counted_as_other() -> None:
+    sink = PrometheusSink(tenant=True)
+    for n in range(102):
+        run_id = uuid4()
+        sink.start_run(run_id, {"agent_key": "order", "tenant": f"t{n}", "time": 1.0})
+        sink.end_run(run_id, "succeeded", {"time": 2.0})
+    sink.end_run(uuid4(), "failed", {"time": 2.0})
+    values = await exported(sink)
+    assert value(values, "runs_total", agent="order", state="succeeded", tenant="t99") == 1
+    assert value(values, "runs_total", agent="order", state="succeeded", tenant="other") == 2
+    assert value(values, "runs_total", agent="unknown", state="failed", tenant="") == 1
+
+
 async def test_failed_attempts_are_counted_and_the_run_once() -> None:
     sink = PrometheusSink()
     await executed(sink, Order(), failures=2, retries=2)

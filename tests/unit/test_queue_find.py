@@ -45,6 +45,7 @@ def rows(draw: st.DrawFn) -> list[RunRow]:
                 lane=draw(st.none() | st.sampled_from("kl")), status=status, failures=draw(st.integers(0, 1)),
                 reason=draw(st.sampled_from(REASONS)), ended_at=None if status in LIVE else at + 1, output='{"o":1}',
                 conversation=draw(st.none() | st.sampled_from("cd")), questions=questions,
+                tenant=draw(st.sampled_from(["", "", "t", "u"])),
             )
         )  # fmt: skip
     return drawn
@@ -62,6 +63,8 @@ FILTERS = st.builds(
     prefix=st.none() | st.sampled_from([*KEYS, "f", "1", "", "\U0010fffe", IDS[1]]),
     parent=st.none() | st.sampled_from(IDS[:3]),
     conversation=st.none() | st.sampled_from("cdz"),
+    tenant=st.none() | st.sampled_from(["", "t", "u", "z"]),
+    run_key=st.none() | st.sampled_from(KEYS),
     lane=st.none() | st.sampled_from("klz"),
     reason=st.none() | st.sampled_from([*REASONS, "sig", "x"]),
     retrying=st.booleans(),
@@ -222,6 +225,47 @@ def test_each_filter_reads_an_index(
     assert not [plan for plan in explained.plans if "SCAN arc_runs" in plan]
     if wanted or newest_first:
         assert [plan for plan in explained.plans if f"INDEX arc_runs_{index} " in plan], explained.plans
+
+
+BIG = 900_000  # bytes of an input of another tenant
+
+
+def read_bytes() -> int:
+    """What this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc")
+@pytest.mark.parametrize("newest_first", [True, False], ids=["newest", "oldest"])
+def test_a_tenant_reads_no_row_of_another_tenant(tmp_path: Path, newest_first: bool) -> None:
+    path = tmp_path / "runs.db"
+    fields: dict[str, Any] = {
+        "agent": "a", "parent_id": IDS[0], "conversation": "c", "lane": "k", "run_key": "key", "reason": "signal go",
+        "failures": 1, "questions": f"1 q in_doubt:x{IDS[0]}", "status": "waiting", "held": 2,
+    }  # fmt: skip
+    rows = [
+        RunRow(str(UUID(int=number)), tenant=tenant, input=json.dumps("x" * size), **fields)
+        for number, (tenant, size) in enumerate([("anna", BIG), ("", BIG), ("ben", 1)] * 4, 1)
+    ]
+    asyncio.run(agree(SQLiteQueue(path), rows, [], []))
+    filters: list[dict[str, Any]] = [
+        {}, {"statuses": ("waiting", "failed")}, {"agent": "a"}, {"prefix": "0"}, {"prefix": "key"}, {"run_key": "key"},
+        {"parent": IDS[0]}, {"conversation": "c"}, {"lane": "k"}, {"reason": "signal"}, {"retrying": True},
+        {"asking": True}, {"in_doubt": True}, {"asking": True, "agent": "a"}, {"until": 1e12}, {"before": (1e12, 1)},
+    ]  # fmt: skip
+    for wanted in filters:
+        view = sqlite3.connect(path)
+        before = read_bytes()
+        found = sqlite_find.find(view, RunFilter(tenant="ben", newest_first=newest_first, **wanted))
+        assert [row.tenant for row in found] == ["ben"] * 4, wanted
+        assert read_bytes() - before < BIG, wanted
+        view.close()
+    view = sqlite3.connect(path)
+    before = read_bytes()
+    assert sqlite_find.counts(view, "ben").runs == {("waiting", "a"): 4}
+    assert SQLiteQueue.reads["row"](view, rows[0].run_id, "ben") is None
+    assert read_bytes() - before < BIG
+    view.close()
 
 
 def test_a_common_prefix_is_found_in_the_order_of_creation(

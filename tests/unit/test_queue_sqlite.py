@@ -194,7 +194,7 @@ def as_before(old: sqlite3.Connection, version: int) -> None:
         "SELECT name FROM sqlite_master WHERE tbl_name = 'arc_runs' AND type = 'index' AND sql IS NOT NULL"
     ).fetchall():
         old.execute(f"DROP INDEX {name}")
-    for column in ("conversation", "questions"):
+    for column in ("conversation", "questions", "tenant"):
         old.execute(f"ALTER TABLE arc_runs DROP COLUMN {column}")
     for statement in ";\n".join(sqlite.MIGRATIONS[:version]).split(";\n"):
         if "INDEX" in statement and "arc_mail" not in statement:
@@ -259,7 +259,7 @@ async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, m
     await queue.close()
     older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:-1])
     monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
-    with pytest.raises(StorageTooNew, match=r"its queue schema has version 5, this library knows 4\. Upgrade"):
+    with pytest.raises(StorageTooNew, match=r"its queue schema has version 6, this library knows 5\. Upgrade"):
         SQLiteQueue(tmp_path / "runs.db")
 
 

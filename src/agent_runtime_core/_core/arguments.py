@@ -10,6 +10,7 @@ from .clock import TOO_LATE, aware, human_time
 from .ids import HALF, storable
 from .validation import Shown, must
 
+MAX_TENANT: Final = 128  # characters of the name of a tenant
 _THIS_CENTURY: Final = 978_307_200.0
 _YEAR_10000: Final = 253_402_300_800.0
 
@@ -53,6 +54,15 @@ def checked_name(what: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise must(what, "be a string of 1 to 512 characters", value)
     return storable(what, value)
+
+
+def checked_tenant(value: object) -> str:
+    """Return the stored name of a tenant, "" for None, or raise InvalidArgument."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TENANT:
+        raise must("tenant", f"be a string of 1 to {MAX_TENANT} characters, or None", value)
+    return storable("tenant", value)
 
 
 def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:

@@ -87,11 +87,11 @@ def step_id(run_id: str, name: str, key: str) -> str:
     return ulid_text(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()))
 
 
-def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
+def run_uuid(value: str | UUID | None, clock: Clock, tenant: str = "") -> tuple[UUID, str | None]:
     """Return the run id and the run key of a caller's run id.
 
     A UUID or its string is the run id, without a run key. Another string is the run key, and the run id is a UUIDv5 of
-    it. None makes a new UUIDv7.
+    the tenant and the run key. None makes a new UUIDv7.
 
     Raises:
         InvalidArgument: The string is empty, or has more than 512 characters, control characters or lone surrogates.
@@ -107,16 +107,35 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
     if not value:
         raise must("run_id", "not be empty", value, "Pass None for a new run id")
     run_key = storable("run_id", value)
-    return uuid5(_RUN_KEYS, run_key), run_key
+    # Neither contains a control character, so that no other tenant and run key are this text.
+    return uuid5(_RUN_KEYS, f"{tenant}\0{run_key}" if tenant else run_key), run_key
 
 
-def stored_id(value: str | UUID) -> str:
+def is_uuid(value: object) -> bool:
+    """Return whether a caller's run id is the run id itself, and not a run key."""
+    return isinstance(value, UUID) or (isinstance(value, str) and _CANONICAL.fullmatch(value) is not None)
+
+
+def stored_id(value: str | UUID, tenant: str = "") -> str:
     """Return the stored form of a caller's run id; see `run_uuid`. None is rejected."""
     if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
         return value.lower()
     if value is None:
         raise must("run_id", "be a UUID or a string", None)
-    return str(run_uuid(value, SYSTEM)[0])
+    return str(run_uuid(value, SYSTEM, tenant)[0])
+
+
+def conversation_id(value: object) -> UUID | None:
+    """Return the UUID of the conversation that a run names: for other text always the same one, None for ""."""
+    if isinstance(value, UUID):
+        return value
+    if value is None or value == "":
+        return None
+    try:
+        return UUID(str(value))
+    except ValueError:
+        text = f"conversation:{value}".encode("utf-8", "surrogatepass")
+        return UUID(hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
 @lru_cache(1024)

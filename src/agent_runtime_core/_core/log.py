@@ -16,6 +16,7 @@ class LoggedRun(NamedTuple):
 
     run_id: str
     attempt: int
+    tenant: str = ""
 
 
 #: Set while a run is executed, also for the helper tasks of the library.
@@ -24,14 +25,16 @@ LOGGED_RUN: ContextVar[LoggedRun | None] = ContextVar("agent_runtime_logged_run"
 #: The id of the conversation turn that the current task executes a part of.
 LOGGED_TURN: ContextVar[str | None] = ContextVar("agent_runtime_logged_turn", default=None)
 
-FIELDS: Final = ("run_id", "turn_id", "step", "step_id", "attempt", "trace_id")
+FIELDS: Final = ("run_id", "tenant", "turn_id", "step", "step_id", "attempt", "trace_id")
 
 
-def about_run(run_id: str, attempt: int | None = None, *, turn_id: str | None = None) -> dict[str, Any]:
+def about_run(
+    run_id: str, attempt: int | None = None, tenant: str = "", *, turn_id: str | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Return the fields of a run, as `extra` of a log call whose task does not execute that run."""
     return {
-        "run_id": run_id, "turn_id": turn_id, "step": None, "step_id": None, "attempt": attempt,
-        "trace_id": run_id.replace("-", ""),
+        "run_id": run_id, "tenant": tenant or None, "turn_id": turn_id, "step": None, "step_id": None,
+        "attempt": attempt, "trace_id": run_id.replace("-", ""),
     }  # fmt: skip
 
 
@@ -39,13 +42,14 @@ def current_fields() -> dict[str, Any]:
     """Return the fields of the run and the step that the calling code belongs to; None for those it has not."""
     step, run, turn_id = CURRENT_STEP.get(), LOGGED_RUN.get(), LOGGED_TURN.get()
     if step is not None:  # of a child run in the same process, if that is the inner one
-        fields = about_run(step.token.run_id, step.attempt, turn_id=turn_id)
+        tenant = run.tenant if run is not None and run.run_id == step.token.run_id else ""
+        fields = about_run(step.token.run_id, step.attempt, tenant, turn_id=turn_id)
         return {**fields, "step": step.name, "step_id": step.step_id}
     return dict.fromkeys(FIELDS) if run is None else about_run(*run, turn_id=turn_id)
 
 
 class RunFields(logging.Filter):
-    """Adds `run_id`, `turn_id`, `step`, `step_id`, `attempt` and `trace_id` to log records.
+    """Adds `run_id`, `tenant`, `turn_id`, `step`, `step_id`, `attempt` and `trace_id` to log records.
 
         handler.addFilter(RunFields())
 

@@ -12,6 +12,7 @@ from weakref import ref
 from .._core.clock import Clock
 from .._core.codec.json import MAX_RESULT, decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
+from .._core.ids import conversation_id as conversation_id
 from .._core.ids import known_uuid, trace_id
 from .._core.typed_steps import typed_step
 from .._core.validation import Shown, must, type_name
@@ -70,6 +71,8 @@ class Context:
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
+        self.tenant: str | None = row.tenant or None
+        self._tenant_stores: PersistenceManager | None = None
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
@@ -115,7 +118,11 @@ class Context:
             raise NotSupported(
                 "this context has no stores. Get a context from a runner, or its stores from runner.services()"
             )
-        return stores()
+        if self.tenant is None:
+            return stores()
+        if self._tenant_stores is None:
+            self._tenant_stores = stores().for_tenant(self.tenant)
+        return self._tenant_stores
 
     @property
     def waits(self) -> Waits:
@@ -591,18 +598,6 @@ class Context:
         """
         await self.control.ensure_open()
         return await self.waits.child(agent, input, key)
-
-
-def conversation_id(value: Any) -> UUID | None:
-    """Return the UUID of the conversation that a run names: for other text always the same one, None for ""."""
-    if isinstance(value, UUID):
-        return value
-    if value is None or value == "":
-        return None
-    try:
-        return UUID(str(value))
-    except ValueError:
-        return UUID(digest(f"conversation:{value}"))
 
 
 #: The name of this class in 0.5.2.

@@ -95,7 +95,7 @@ class Services:
     #: Seconds that a run waits in memory before it is parked. None: it is never parked.
     park_after: float | None = None
     #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`). None: workers run it.
-    run_child: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
+    run_child: Callable[[AgentRuntime | str, str, dict[str, Any], str, str, str], Awaitable[RunResult]] | None = None
     #: Limits for the agent loops of these runs.
     limits: RunLimits | None = None
     #: Receives the traces of these runs.

@@ -123,6 +123,10 @@ class SyncRunContext:
         return self._ctx.run_key
 
     @property
+    def tenant(self) -> str | None:
+        return self._ctx.tenant
+
+    @property
     def conversation_id(self) -> UUID | None:
         return self._ctx.conversation_id
 

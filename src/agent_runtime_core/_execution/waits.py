@@ -538,7 +538,7 @@ class Waits:
         return self._writer.queue.new_row(
             str(child_run_id(step_id(self._row.run_id, self._journal.view.journal_name(name, key), key))), agent_key,
             input, with_traceparent(None, self._services.tracer), self._row.priority, parent_run_id=self._row.run_id,
-            origin="inline" if self._services.run_child else "",
+            origin="inline" if self._services.run_child else "", tenant=self._row.tenant,
         )  # fmt: skip
 
     async def _run_child(
@@ -559,7 +559,7 @@ class Waits:
         if inline is not None:
             # Who resumes this run resumes the child too.
             recover = "inline" if self._row.origin else "worker"
-            payload = result_payload(await inline(agent, child, input, self._row.run_id, recover))
+            payload = result_payload(await inline(agent, child, input, self._row.run_id, recover, row.tenant))
             return await self._end(name, key, payload, digest=digest, child=child)
         message = await self._wait_for_child(child)
         return await self._end(name, key, decode(message.payload), message, digest=digest, child=child)

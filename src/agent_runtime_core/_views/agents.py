@@ -12,15 +12,15 @@ from ..tools.confirmation import shown_confirmation
 from ..tools.registry import ToolRegistry
 
 
-async def agents_view(runner: RunClient, registry: Registry) -> list[dict[str, Any]]:
-    """Return the agents that are registered here, and those that only have runs in the store.
+async def agents_view(runner: RunClient, registry: Registry, tenant: str | None = None) -> list[dict[str, Any]]:
+    """Return the agents that are registered here, and those that only have runs in the store, or of a tenant.
 
     Each is {"key", "registered", "description", "tools", "input_schema", "runs"}. `tools` are {"name", "description",
     "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is that of the
     agent if it has one, and `runs` are the numbers of its runs by state.
     """
     counts: dict[str, dict[str, int]] = {}
-    for (status, agent), count in (await runner.queue.counts()).runs.items():
+    for (status, agent), count in (await runner.queue.counts(tenant)).runs.items():
         counts.setdefault(agent, {})[status] = count
     keys = registry.keys()
     found = [_agent(key, registry.get(key), counts.get(key, {})) for key in keys]

@@ -55,20 +55,20 @@ def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
     """Return filters whose runs together are those of a query.
 
     Args:
-        query: The checked parameters of `GET /runs`: "state" (a list), "agent", "since", "until", "q", "parent" and
-            "conversation".
+        query: The checked parameters of `GET /runs`: "state" (a list), "agent", "since", "until", "q", "parent",
+            "conversation" and "tenant".
 
     Raises:
         Problem: `since` is after `until`, or `parent` can be no run id.
     """
     check_order(query["since"], query["until"])
     try:
-        parent = None if query["parent"] is None else stored_id(query["parent"])
+        parent = None if query["parent"] is None else stored_id(query["parent"], query["tenant"] or "")
     except InvalidArgument as error:
         raise invalid("parent", error) from None
     base = RunFilter(
         agent=query["agent"], since=query["since"] or 0.0, until=query["until"], prefix=query["q"], parent=parent,
-        conversation=query["conversation"], newest_first=True,
+        conversation=query["conversation"], tenant=query["tenant"], newest_first=True,
     )  # fmt: skip
     statuses = tuple(each for each in query["state"] if each in RunStatus.__members__.values())
     found = [base._replace(statuses=statuses)] if statuses else []

@@ -57,7 +57,7 @@ async def messages_view(
     if messages:
         items = _located(row, messages, _recorded(records))
     else:
-        initial = await _initial_messages(runner, row.decoded("input", plain_value), records)
+        initial = await _initial_messages(runner, row, records)
         items = [(message, _id(row, call)) for message, call in _conversation(initial, records)]
     if invalidated and (texts := await invalidated_texts(runner, row, records)):
         items = _with_invalidated(row, items, records, texts)
@@ -78,12 +78,14 @@ async def _final_messages(runner: RunClient, row: RunRow) -> list[Any]:
     if (before := result.get("before")) is None:
         return messages
     whole = RunResult(final_messages=messages, run_id=UUID(row.run_id))
-    whole = await restore_history(runner.persistence.conversations, whole, OmittedHistory(**before))
+    store = runner.persistence.for_tenant(row.tenant or None).conversations
+    whole = await restore_history(store, whole, OmittedHistory(**before))
     return _plain(whole.final_messages)
 
 
-async def _initial_messages(runner: RunClient, given: Any, records: Sequence[Record]) -> list[Any]:
+async def _initial_messages(runner: RunClient, row: RunRow, records: Sequence[Record]) -> list[Any]:
     """Return the messages that a run began with: those of its conversation so far, and those of its input."""
+    given = row.decoded("input", plain_value)
     if not isinstance(given, dict):
         return []
     if (mark := mark_in(given)) is not None:
@@ -96,7 +98,7 @@ async def _initial_messages(runner: RunClient, given: Any, records: Sequence[Rec
     if not isinstance(leaf, str) or given.get("conversation_id") is None:
         return messages
     try:
-        store = runner.persistence.conversations
+        store = runner.persistence.for_tenant(row.tenant or None).conversations
         return _plain(await merged_history(store, UUID(given["conversation_id"]), leaf, messages))
     except (InvalidArgument, ValueError, TypeError):  # the conversation was deleted since, or changed, or it is none
         return messages

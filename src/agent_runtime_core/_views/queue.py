@@ -14,8 +14,12 @@ from .plain import iso_time
 _MOST_ROWS: Final = 400  # rows of each status that are read for workers and concurrency keys
 
 
-async def queue_view(runner: RunClient) -> dict[str, Any]:
+async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, Any]:
     """Return the state of the queue.
+
+    Args:
+        runner: The runner on the store.
+        tenant: Only runs of this tenant, and the workers that execute them; None for all runs.
 
     Returns:
         {"total", "by_status", "by_agent", "oldest_pending_at", "oldest_pending_seconds", "due_later", "waiting",
@@ -25,23 +29,24 @@ async def queue_view(runner: RunClient) -> dict[str, Any]:
         from the first 400 rows of each status, and `complete` says whether those are all.
     """
     queue = runner.queue
-    counts, now = await queue.counts(), queue.clock.wall()
+    counts, now = await queue.counts(tenant), queue.clock.wall()
     by_status: Counter[str] = Counter()
     by_agent: dict[str, dict[str, int]] = {}
     for (status, agent), count in counts.runs.items():
         by_status[status] += count
         by_agent.setdefault(agent, {})[status] = count
-    running = await queue.find(RunFilter(("running",), limit=_MOST_ROWS, light=True))
-    others = [row for status in ("waiting", "pending") for row in await queue.find(
-        RunFilter((status,), limit=_MOST_ROWS, light=True)
-    )]  # fmt: skip
+    running, waiting, pending = [
+        await queue.find(RunFilter((status,), tenant=tenant, limit=_MOST_ROWS, light=True))
+        for status in ("running", "waiting", "pending")
+    ]
     oldest = min(counts.oldest_pending.values(), default=None)
     return {
         "total": sum(by_status.values()), "by_status": dict(by_status), "by_agent": by_agent,
         "oldest_pending_at": iso_time(oldest),
         "oldest_pending_seconds": None if oldest is None else round(max(now - oldest, 0.0), 3),
         "due_later": counts.due_later, "waiting": counts.waiting,
-        "concurrency_keys": _concurrency_keys([*running, *others]), "workers": _workers(runner, running, now),
+        "concurrency_keys": _concurrency_keys([*running, *waiting, *pending]),
+        "workers": _workers(runner, running, now),
         "complete": all(by_status[status] <= _MOST_ROWS for status in ("running", "waiting", "pending")),
     }  # fmt: skip
 
@@ -60,17 +65,19 @@ async def workers_view(runner: RunClient) -> list[dict[str, Any]]:
 
 
 def _concurrency_keys(live: list[RunRow]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in live:
         if row.lane is None:
             continue
-        each = found.setdefault(row.lane, {"concurrency_key": row.lane, "run_id": None, "key": None, "state": None})
-        each.setdefault("queued", 0)
+        each = found.setdefault((row.lane, row.tenant), {
+            "concurrency_key": row.lane, "tenant": row.tenant or None, "run_id": None, "key": None, "state": None,
+            "queued": 0,
+        })  # fmt: skip
         if row.held == 0:
             each |= {"run_id": row.run_id, "key": row.run_key, "state": row.status}
         elif row.held == QUEUED_BEHIND:
             each["queued"] += 1
-    return sorted(found.values(), key=lambda each: (-each["queued"], each["concurrency_key"]))
+    return sorted(found.values(), key=lambda each: (-each["queued"], each["concurrency_key"], each["tenant"] or ""))
 
 
 def _workers(runner: RunClient, running: list[RunRow], now: float) -> list[dict[str, Any]]:

@@ -8,18 +8,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from .._core.codec.json import decode_known
+from .._core.ids import stored_id
 from .._core.lazy_import import load
 from .._execution.journal_view import JournalView
 from .._journal.record import Record
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import RunLimits
+from ..queue.base import RunQueue
 from ..queue.records import ACTED, LIMITS, LIVE, RunFilter, RunRow, answered_request, open_questions
 from ..registry import Registry
 from ..runner.approvals import decisions
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
 from .plain import iso_time, plain_value, shortened_error
+from .problems import Problem, invalid
 from .results import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .steps import step_views
 from .waits import questions_of, waits_of
@@ -35,11 +38,29 @@ class RunPage(NamedTuple):
     next: tuple[float, int] | None
 
 
+async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
+    """Return the row of the run with this id, or with this run key: of the tenant, or the only one.
+
+    Raises:
+        Problem: Runs of several tenants have the key.
+        UnknownRun: No run has this id, or the text can be no id.
+    """
+    try:
+        stored_id(run_id)
+    except InvalidArgument:
+        raise UnknownRun("no run has this id") from None
+    try:
+        return await queue.require(run_id, tenant)
+    except InvalidArgument as error:
+        raise invalid("tenant", error) from None
+
+
 async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:
     """Return the fields of a run under their names in `RunInfo`; with `end` also its error and usage."""
     fields: dict[str, Any] = {
-        "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
-        "attempt": row.attempt, "generation": row.generation, "priority": row.priority, "reason": row.reason or None,
+        "run_id": row.run_id, "run_key": row.run_key, "tenant": row.tenant or None, "agent_key": row.agent,
+        "status": row.status, "attempt": row.attempt, "generation": row.generation, "priority": row.priority,
+        "reason": row.reason or None,
         "created_at": iso_time(row.created_at, "seconds"), "scheduled_at": iso_time(row.due_at, "seconds"),
         "started_at": iso_time(row.started_at, "seconds"), "ended_at": iso_time(row.ended_at, "seconds"),
         "deadline": iso_time(row.deadline, "seconds"), "worker": row.worker or None, "parent_run_id": row.parent_id,
@@ -88,6 +109,7 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
         "reason": row.reason or None, "waiting_for": waiting_words(row), "tokens": usage.get("total_tokens"),
         "cost_usd": usage.get("cost_usd"), "error": shortened_error(error), "parent": row.parent_id,
         "conversation_id": row.conversation, "concurrency_key": row.lane, "worker": row.worker or None,
+        "tenant": row.tenant or None,
     }  # fmt: skip
 
 
@@ -128,9 +150,9 @@ async def run_view(
         "result": result.get("final_output") if row.status == "succeeded" else None,
         "error": None if row.status in (*LIVE, "succeeded") else _reason(row, error),
         "created_at": iso_time(row.created_at), "updated_at": iso_time(_updated_at(row, records)),
-        "state": row.status, "agent": row.agent, "key": row.run_key, "attempt": row.attempt,
-        "generation": row.generation, "reason": row.reason or None, "worker": row.worker or None,
-        "parent": row.parent_id, "children": [] if new else await _children(runner, row),
+        "state": row.status, "agent": row.agent, "key": row.run_key, "tenant": row.tenant or None,
+        "attempt": row.attempt, "generation": row.generation, "reason": row.reason or None,
+        "worker": row.worker or None, "parent": row.parent_id, "children": [] if new else await _children(runner, row),
         "usage": _usage(row, records, result), "limits": await _limits(runner, row, agent),
         "trace_id": row.run_id.replace("-", ""), "conversation_id": row.conversation or _conversation(input_),
         "waiting_for": [] if new else (await waits_of(runner, row, records))[0],

@@ -26,8 +26,9 @@ _Item = tuple[str, dict[str, Any]]
 
 
 async def usage_view(
-    runner: RunClient, by: str = "agent", since: float | None = None, until: float | None = None
-) -> dict[str, Any]:
+    runner: RunClient, by: str = "agent", since: float | None = None, until: float | None = None,
+    tenant: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return what the runs that were created in a time have used.
 
     Args:
@@ -35,6 +36,7 @@ async def usage_view(
         by: "agent", "model" or "day" (of their creation, in UTC).
         since: Wall seconds; None for 30 days before `until`.
         until: Wall seconds; None for now.
+        tenant: Only runs of this tenant; None for all runs.
 
     Returns:
         {"by", "since", "until", "complete", "items", "total"}. Each item is {<by>, "runs", "tokens", "prompt_tokens",
@@ -49,7 +51,7 @@ async def usage_view(
         raise InvalidArgument(unknown("by", by, BY))
     now = runner.queue.clock.wall()
     since = (now if until is None else until) - DEFAULT_SECONDS if since is None else since
-    wanted = RunFilter(since=since, until=until, limit=_PAGE, newest_first=True, light=True)
+    wanted = RunFilter(since=since, until=until, tenant=tenant, limit=_PAGE, newest_first=True, light=True)
     sums, left, complete, oldest = dict[str, dict[str, Any]](), MOST_RUNS[by], True, since
     while rows := await runner.queue.find(wanted):
         for row, items in await _used(runner, by, rows[:left]):

@@ -52,8 +52,8 @@ async def questions_of(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
 def question_view(asked: ApprovalRequest) -> dict[str, Any]:
     """Return an open question with its details and the schema of its answer."""
     return {
-        "run_id": str(asked.run_id), "key": asked.run_key, "agent": asked.agent_key, "name": asked.name,
-        "request_id": asked.request_id, "details": plain_of(asked.details),
+        "run_id": str(asked.run_id), "key": asked.run_key, "tenant": asked.tenant, "agent": asked.agent_key,
+        "name": asked.name, "request_id": asked.request_id, "details": plain_of(asked.details),
         "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
         "approved_before": asked.approved_before, "problem": asked.problem,
     }  # fmt: skip

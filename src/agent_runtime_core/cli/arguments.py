@@ -8,10 +8,11 @@ import datetime as _dt
 import math
 from typing import Any, Final
 
+from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM
 from .._core.codec.json import loads_strict
 from .._core.validation import redacted, unknown
-from ..errors import brief
+from ..errors import InvalidArgument, brief
 from ..status import TERMINAL
 from .durations import DURATION, POSITIVE_DURATION, seconds_in
 
@@ -46,6 +47,13 @@ def priority(text: str) -> int:
         if -(2**31) <= (number := int(text[:18])) < 2**31:
             return number
     raise _invalid("a 32-bit integer", text)
+
+
+def tenant(text: str) -> str:
+    try:
+        return checked_tenant(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def duration(text: str) -> float:

@@ -53,8 +53,8 @@ async def _check_all(args: Namespace, runner: AgentRunner, registry: Registry) -
             result = await check_resume(runner, row, agent, args.timeout)
         finally:
             free.release()
-        about = {"run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status}
-        return {**about, **asdict(result)}
+        about = {"run_id": row.run_id, "run_key": row.run_key, "tenant": row.tenant or None}
+        return {**about, "agent_key": row.agent, "status": row.status, **asdict(result)}
 
     checks = list[asyncio.Task[dict[str, Any]]]()
     try:
@@ -70,7 +70,7 @@ async def _check_all(args: Namespace, runner: AgentRunner, registry: Registry) -
 async def _rows(args: Namespace, runner: AgentRunner, registry: Registry) -> AsyncIterator[RunRow]:
     """Yield the runs to check: those of the agents in the registry."""
     if args.run is not None:
-        row = await require_run(runner, args.run)
+        row = await require_run(runner, args.run, args.tenant)
         if registry.get(row.agent) is None:
             raise InvalidArgument(f"{args.target} must have agent {row.agent!r} of run {args.run!r}, got others")
         yield row
@@ -78,7 +78,7 @@ async def _rows(args: Namespace, runner: AgentRunner, registry: Registry) -> Asy
     keys = registry.keys()
     for key in keys:
         for status in (*LIVE, *(_RESUMABLE if args.failed else ())):
-            async for row in rows_of(runner, status, key):
+            async for row in rows_of(runner, status, key, tenant=args.tenant):
                 yield row
 
 

@@ -16,9 +16,9 @@ from .store import existing_store, limits_from, require_run
 
 async def cancel(args: Namespace) -> int:
     async with existing_store(args) as runner:
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
         recorded = await runner.cancel(row.run_id)
-        status = (await require_run(runner, args.id)).status
+        status = (await require_run(runner, args.id, args.tenant)).status
     data = {"run_id": row.run_id, "recorded": bool(recorded), "status": status}
     requested = f"requested cancellation of run {args.id}, which is {status}"
     refusal = None if recorded else f"run {args.id!r} has finished ({status}) and cannot be cancelled"
@@ -28,9 +28,9 @@ async def cancel(args: Namespace) -> int:
 async def signal(args: Namespace) -> int:
     """Store a signal. Its name is not checked, because the run may wait for it later."""
     async with existing_store(args) as runner:
-        waits, _ = await waits_of(runner, await require_run(runner, args.id))
-        stored = await runner.signal(args.id, args.name, args.payload)
-        row = await require_run(runner, args.id)
+        waits, _ = await waits_of(runner, await require_run(runner, args.id, args.tenant))
+        stored = await runner.signal(args.id, args.name, args.payload, tenant=args.tenant)
+        row = await require_run(runner, args.id, args.tenant)
     if stored and waits and not any(each["name"] == args.name for each in waits):
         names = ", ".join(f"{each['kind']} {each['name']!r}" for each in waits[:5])
         warn(f"run {args.id!r} is waiting for {names}. Signal {args.name!r} is kept until the run waits for it")
@@ -43,13 +43,13 @@ async def send(args: Namespace) -> int:
     """Send a message to the agent of a run."""
     sent, refusal = None, None
     async with existing_store(args) as runner:
-        await require_run(runner, args.id)
+        await require_run(runner, args.id, args.tenant)
         try:
             when = "interrupt" if args.interrupt else "next_turn"
-            sent = await runner.send(args.id, args.text, when=when, message_id=args.message_id)
+            sent = await runner.send(args.id, args.text, when=when, message_id=args.message_id, tenant=args.tenant)
         except IllegalTransition as error:
             refusal = str(error)
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
     data = {"id": row.run_id, "message_id": sent, "stored": sent is not None, "status": row.status}
     return report(args, data, f"the message is stored for run {args.id}", refusal)
 
@@ -57,19 +57,19 @@ async def send(args: Namespace) -> int:
 async def approve(args: Namespace) -> int:
     """Answer an approval that the run has requested; with `--force` also one that it may request later."""
     async with existing_store(args) as runner:
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
         refusal = _finished_reason(args, row) or (None if args.force else await _not_requested(runner, row, args))
         try:
             if refusal is None and not await runner.approve(
-                args.id, args.name, args.payload, request_id=args.request_id
+                args.id, args.name, args.payload, request_id=args.request_id, tenant=args.tenant
             ):
-                row = await require_run(runner, args.id)
+                row = await require_run(runner, args.id, args.tenant)
                 refusal = (
                     _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"
                 )
         except IllegalTransition as closed:
             refusal = str(closed)
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
     return _report_message(args, row, "the answer to", refusal)
 
 
@@ -102,23 +102,28 @@ async def _not_requested(runner: AgentRunner, row: RunRow, args: Namespace) -> s
 async def resume(args: Namespace) -> int:
     refused = None
     async with existing_store(args) as runner:
-        await require_run(runner, args.id)
+        await require_run(runner, args.id, args.tenant)
         try:
-            await runner.resume(args.id, limits=limits_from(args))
+            await runner.resume(args.id, limits=limits_from(args), tenant=args.tenant)
         except IllegalTransition as error:
             refused = str(error)
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
     data = {"run_id": row.run_id, "resumed": refused is None, "status": row.status, "generation": row.generation}
     return report(args, data, f"run {args.id} is {row.status}, in generation {row.generation}", refused)
 
 
 async def fork(args: Namespace) -> int:
     async with existing_store(args) as runner:
-        row = await require_run(runner, args.id)
-        new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id, effects=args.effects)
-        key = (await require_run(runner, str(new))).run_key
+        row = await require_run(runner, args.id, args.tenant)
+        new = await runner.fork(
+            args.id, args.after, new_run_id=args.new_run_id, effects=args.effects, tenant=args.tenant
+        )
+        key = (await require_run(runner, str(new), None)).run_key
     position = "the present state" if args.after is None else f"the state after step {args.after!r}"
-    data = {"run_id": str(new), "run_key": key, "forked_from": row.run_id, "after_step": args.after}
+    data = {
+        "run_id": str(new), "run_key": key, "tenant": row.tenant or None, "forked_from": row.run_id,
+        "after_step": args.after,
+    }  # fmt: skip
     return report(args, data, f"run {key or new} starts from {position} of run {args.id}")
 
 

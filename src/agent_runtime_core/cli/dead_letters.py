@@ -12,17 +12,17 @@ from ..runner.runner import AgentRunner
 from .output import print_json, print_line, table, warn, with_human_times
 from .store import existing_store, limits_from, require_run, rows_of
 
-_COLUMNS = ("run_id", "run_key", "agent_key", "attempt", "ended_at", "reason", "error")
+_COLUMNS = ("run_id", "run_key", "tenant", "agent_key", "attempt", "ended_at", "reason", "error")
 
 
 async def list_dead(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
-        found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status)]
+        found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status, tenant=args.tenant)]
     if args.json:
         print_json(found)
     else:
         rows = [{**each, "error": (each["error"] or {}).get("message")} for each in found]
-        table([with_human_times(each, local=False) for each in rows], _COLUMNS)
+        table([with_human_times(each, local=False) for each in rows], _COLUMNS, optional=("tenant",))
     return 0
 
 
@@ -42,14 +42,15 @@ async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner,
         raise InvalidArgument("pass run ids or --all" if not args.ids else "pass either run ids or --all, not both")
     changed, refused = list[str](), dict[str, str]()
     async with existing_store(args) as runner:
-        ids = [row.run_id async for row in rows_of(runner, args.status)] if args.all else list(dict.fromkeys(args.ids))
+        rows = rows_of(runner, args.status, tenant=args.tenant)
+        ids = [row.run_id async for row in rows] if args.all else list(dict.fromkeys(args.ids))
         for run_id in ids:
             try:
-                status = (await require_run(runner, run_id)).status
-                if status != args.status:
-                    refused[run_id] = f"run {run_id!r} must be {args.status}, got {status}"
+                row = await require_run(runner, run_id, args.tenant)
+                if row.status != args.status:
+                    refused[run_id] = f"run {run_id!r} must be {args.status}, got {row.status}"
                     continue
-                await act(runner, run_id)
+                await act(runner, row.run_id)
                 changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)

@@ -21,7 +21,7 @@ from .store import existing_store, require_run
 
 async def events(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
         since = args.since if args.after is None else args.after + 1
         if not args.follow:
             found = await runner.event_bus.get_events(row.run_id, since)

@@ -24,7 +24,7 @@ async def export(args: Namespace) -> int:
         warn("--redact needs --html")
         return 2
     async with existing_store(args, reads=True) as runner:
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
         _check_output(runner, args.output)
         if args.html:
             _write(await run_html(runner, row.run_id, redact=args.redact), args.output)

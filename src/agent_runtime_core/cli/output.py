@@ -136,8 +136,9 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
 
 
-def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Write one line for each row, below the names of the columns."""
+def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Write one line for each row, below the names of the columns, without `optional` columns that are empty."""
+    columns = [name for name in columns if name not in optional or any(row.get(name) for row in rows)]
     cells = [[name.upper() for name in columns], *([_cell(row.get(name)) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for each in cells:

@@ -23,6 +23,7 @@ from .arguments import (
     positive_int,
     priority,
     retention,
+    tenant,
     time_ago,
     usd,
 )
@@ -36,6 +37,7 @@ _TARGET: Final = (
 _STORE: Final = (
     "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; default: AGENT_RUNTIME_BACKEND_URL"
 )
+_OF_TENANT: Final = "only runs of this tenant"
 _STATUSES: Final = [each.value for each in RunStatus]
 _LOG_FORMATS: Final = ("text", "json")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -107,14 +109,17 @@ def parser() -> Parser:
     plain = _common(argparse.ArgumentParser(add_help=False))
     store = argparse.ArgumentParser(add_help=False, parents=[plain])
     store.add_argument("--url", help=_STORE)
+    one = _with_tenant([store], "the tenant of the run, if its run_id is a name that several tenants use")
+    one.add_argument("id", metavar="RUN", help=_RUN)
     _add_worker(commands, store)
     _add_serve(commands, plain)
     _add_submit(commands, store)
     _add_inspect(commands, plain)
-    _add_inspection(commands, store)
-    _add_export(commands, store)
-    _add_control(commands, store)
+    _add_inspection(commands, store, one)
+    _add_export(commands, one)
+    _add_control(commands, one)
     _add_dead(commands, store)
+    _add_tenant(commands, store)
     _add_maintenance(commands, store, plain)
     return top
 
@@ -122,6 +127,30 @@ def parser() -> Parser:
 def _common(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
     options.add_argument("--json", action="store_true", help="write JSON")
     options.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return options
+
+
+def _with_tenant(parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
+    """Return a parser with the option `--tenant`, which every command for runs has."""
+    options = argparse.ArgumentParser(add_help=False, parents=parents)
+    options.add_argument("--tenant", type=tenant, metavar="TENANT", help=what)
+    return options
+
+
+def _filters(parents: list[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Return a parser with the options that choose runs. `wanted_runs` of `store` reads them."""
+    options = argparse.ArgumentParser(add_help=False, parents=parents)
+    add = options.add_argument
+    add("--status", action="append", choices=_STATUSES, metavar="STATUS",
+        help=f"only runs with this status: {', '.join(_STATUSES)}; repeatable")  # fmt: skip
+    add("--agent", metavar="KEY", help="only runs of the agent with this key")
+    add("--since", type=time_ago, metavar="TIME",
+        help="only runs created at or after this: a duration ago, or an ISO 8601 time")  # fmt: skip
+    add("--until", type=time_ago, metavar="TIME",
+        help="only runs created before this: a duration ago, or an ISO 8601 time")  # fmt: skip
+    add("--conversation", metavar="ID", help="only runs of this conversation")
+    add("--concurrency-key", metavar="KEY", help="only runs with this concurrency key")
+    add("--prefix", metavar="TEXT", help="only runs whose id, or run_id you passed, begins with this")
     return options
 
 
@@ -214,8 +243,9 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
     auth = serving.add_mutually_exclusive_group()
     auth.add_argument("--token", metavar="TEXT", help="the token that requests need; default: AGENT_RUNTIME_TOKEN")
     auth.add_argument("--token-file", metavar="FILE",
-                      help="file with a token per line: TOKEN [NAME [SCOPES]]; created if it is missing (default: the "
-                      "SQLite file with .token after its name, or agent-runtime/token in XDG_STATE_HOME)")  # fmt: skip
+                      help="file with a token per line: TOKEN [NAME [SCOPES [tenant=TENANT]]]; created if it is "
+                      "missing (default: the SQLite file with .token after its name, or agent-runtime/token in "
+                      "XDG_STATE_HOME)")  # fmt: skip
     auth.add_argument(
         "--no-auth", action="store_true", help="accept requests without a token, on a loopback address only"
     )
@@ -266,7 +296,8 @@ def _add_submit(commands: Any, store: argparse.ArgumentParser) -> None:
         commands, "submit", ".submit:submit", "store a run for a worker",
         """submit greeter --input '{"name": "Ada"}' --url agents.db
 submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.db""",
-        [store, _limits("Limits of the run. They only tighten those of its worker.")],
+        [_with_tenant([store], "whose run it is; run ids and other keys are names within the tenant"),
+         _limits("Limits of the run. They only tighten those of its worker.")],
         "Store a run for a worker. With an agent key, no code is imported.",
     )  # fmt: skip
     add = submitting.add_argument
@@ -285,35 +316,24 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 
-def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
+def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse.ArgumentParser) -> None:
     listing = _command(
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
-        [store],
+        [_filters([_with_tenant([store], _OF_TENANT)])],
     )  # fmt: skip
-    listing.add_argument("--status", action="append", choices=_STATUSES, metavar="STATUS",
-                         help=f"only runs with this status: {', '.join(_STATUSES)}; repeatable")  # fmt: skip
-    listing.add_argument("--agent", metavar="KEY", help="only runs of the agent with this key")
-    listing.add_argument("--since", type=time_ago, metavar="TIME",
-                         help="only runs created at or after this: a duration ago, or an ISO 8601 time")  # fmt: skip
-    listing.add_argument("--until", type=time_ago, metavar="TIME",
-                         help="only runs created before this: a duration ago, or an ISO 8601 time")  # fmt: skip
-    listing.add_argument("--conversation", metavar="ID", help="only runs of this conversation")
-    listing.add_argument("--prefix", metavar="TEXT", help="only runs whose id, or run_id you passed, begins with this")
     listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
     one = _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
-        "show order-7 --events --url agents.db", [store],
+        "show order-7 --events --url agents.db", [run],
     )  # fmt: skip
-    one.add_argument("id", metavar="RUN", help=_RUN)
     one.add_argument("--events", action="store_true", help="also show its events")
     events = _command(
         commands, "events", ".events:events", "show the events of a run, or follow them",
-        "events order-7 --follow --url agents.db", [store],
+        "events order-7 --follow --url agents.db", [run],
     )  # fmt: skip
-    events.add_argument("id", metavar="RUN", help=_RUN)
     events.add_argument("--follow", action="store_true",
                         help="also show new events until the run has finished")  # fmt: skip
     first = events.add_mutually_exclusive_group()
@@ -326,16 +346,15 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser) -> None:
                         "repeatable")  # fmt: skip
 
 
-def _add_export(commands: Any, store: argparse.ArgumentParser) -> None:
+def _add_export(commands: Any, run: argparse.ArgumentParser) -> None:
     exporting = _command(
         commands, "export", ".export:export", "write a run with its steps, journal, events and messages",
         """export order-7 --jsonl --url agents.db > order-7.jsonl
-export order-7 --html --redact --output order-7.html --url agents.db""", [store],
+export order-7 --html --redact --output order-7.html --url agents.db""", [run],
         "Write a run with all that is stored of it, as JSON or as an HTML file. As JSON it is one object on each\n"
         "line, whose `kind` is run, step, record, event or message. An HTML file shows the run and its child runs in\n"
         "a browser, without a network. Secrets in URLs are replaced by ***.",
     )  # fmt: skip
-    exporting.add_argument("id", metavar="RUN", help=_RUN)
     form = exporting.add_mutually_exclusive_group()
     form.add_argument("--jsonl", action="store_true", help="one JSON object on each line (the default)")
     form.add_argument("--html", action="store_true", help="an HTML file that shows the run in a browser")
@@ -345,9 +364,7 @@ export order-7 --html --redact --output order-7.html --url agents.db""", [store]
     exporting.add_argument("--output", metavar="FILE", help="file to write (default: stdout)")
 
 
-def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
-    one = argparse.ArgumentParser(add_help=False, parents=[store])
-    one.add_argument("id", metavar="RUN", help=_RUN)
+def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
     _command(
         commands, "cancel", ".control:cancel", "request cancellation of a run and its child runs",
         "cancel order-7 --url agents.db", [one],
@@ -398,7 +415,7 @@ def _add_control(commands: Any, store: argparse.ArgumentParser) -> None:
 
 def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
     verbs = _group(commands, "dead", "list, requeue or delete dead-letter runs", "dead list --url agents.db")
-    status = argparse.ArgumentParser(add_help=False, parents=[store])
+    status = _with_tenant([store], _OF_TENANT)
     status.add_argument(
         "--status",
         choices=("dead", "failed"),
@@ -418,6 +435,24 @@ def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
         each = _command(verbs, verb, f".dead_letters:{verb}", what, example, parents)
         each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
         each.add_argument("--all", action="store_true", help="all runs with that status")
+
+
+def _add_tenant(commands: Any, store: argparse.ArgumentParser) -> None:
+    verbs = _group(commands, "tenant", "give runs to a tenant", "tenant set acme --prefix acme- --url agents.db")
+    setting = _command(
+        verbs, "set", ".tenants:set_tenant", "give stored runs and their conversations to a tenant",
+        """tenant set acme --prefix acme- --dry-run --url agents.db
+tenant set acme --prefix acme- --url agents.db""", [_filters([store])],
+        "Give stored runs and their conversations to a tenant, such as runs of releases without tenants. Child runs "
+        "follow\ntheir run. A run that a worker executes is skipped: run the command again later. A run is not moved "
+        "if the tenant\nuses one of its keys. The command may be interrupted, and run again.",
+    )  # fmt: skip
+    add = setting.add_argument
+    add("tenant", type=tenant, metavar="TENANT", help="the tenant that the runs belong to afterwards")
+    add("--from", type=tenant, dest="source", metavar="TENANT",
+        help="take runs of this tenant (default: runs without a tenant)")  # fmt: skip
+    add("--dry-run", action="store_true", help="only show what would be done")
+    add("--yes", action="store_true", help="give all runs to the tenant, without a question")
 
 
 def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argparse.ArgumentParser) -> None:
@@ -483,7 +518,7 @@ def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:
 def _add_check(commands: Any, store: argparse.ArgumentParser) -> None:
     checking = _command(
         commands, "check", ".check:check", "find live runs that this code cannot resume",
-        "check my_agents:agents --url agents.db", [store],
+        "check my_agents:agents --url agents.db", [_with_tenant([store], _OF_TENANT)],
         "Find live runs that this code cannot resume. Each run is replayed from its saved results up to the first step "
         "without one.\nNothing is stored, and no step, model or tool is called. Code between steps is executed: do not "
         "check code\nthat has effects outside of steps.",

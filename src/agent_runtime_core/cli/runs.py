@@ -14,7 +14,6 @@ from .._views.steps import steps_of
 from .._views.waits import questions_of, waits_of
 from ..errors import MOST_NAMED
 from ..events.event import Event, agent_type, payload_of
-from ..queue.records import RunFilter
 from .output import (
     field,
     print_json,
@@ -23,9 +22,9 @@ from .output import (
     warn,
     with_human_times,
 )
-from .store import answer_command, existing_store, newest_rows, require_run, resume_command, similar_agent
+from .store import answer_command, existing_store, newest_rows, require_run, resume_command, similar_agent, wanted_runs
 
-_RUNS = ("run_id", "run_key", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
+_RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
 _EVENTS = ("sequence", "timestamp", "event_type", "payload")
@@ -33,18 +32,14 @@ _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 
 async def runs(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
-        wanted = RunFilter(
-            args.status and tuple(dict.fromkeys(args.status)), args.agent, args.since or 0.0, until=args.until,
-            prefix=args.prefix, conversation=args.conversation, light=True,
-        )  # fmt: skip
-        newest = [row async for row in newest_rows(runner, wanted, args.limit)]
+        newest = [row async for row in newest_rows(runner, wanted_runs(args), args.limit)]
         found = [await summary(runner, row) for row in reversed(newest)]
         if args.agent is not None and (meant := await similar_agent(runner, args.agent)) is not None:
             warn(f"no run has agent {args.agent!r}. Did you mean {meant!r}?")
     if args.json:
         print_json(found)
     else:
-        table([with_human_times(each, local=False) for each in found], _RUNS)
+        table([with_human_times(each, local=False) for each in found], _RUNS, optional=("tenant",))
     return 0
 
 
@@ -67,7 +62,7 @@ def _shown_worker(worker: dict[str, Any]) -> dict[str, Any]:
 
 async def show(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
-        row = await require_run(runner, args.id)
+        row = await require_run(runner, args.id, args.tenant)
         details = await summary(runner, row, end=True)
         details["input"], details["metadata"] = json.loads(row.input), json.loads(row.metadata)
         details["waiting_for"] = (await waits_of(runner, row))[0]

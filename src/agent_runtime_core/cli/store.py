@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import unquote
 
-from .._core.ids import run_uuid
 from .._core.validation import redacted, redacted_url
 from .._engines.memory import MemoryEngine
 from .._engines.reading_codec import ReadingCodec
@@ -113,19 +112,20 @@ def require_file(url: str, fix: str = "Use --url to name an existing file") -> N
         raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. {fix}")
 
 
-async def require_run(runner: AgentRunner, run_id: str) -> RunRow:
-    """Return the run with that id or run key. Raise UnknownRun if there is none."""
-    row = await runner.queue.row(run_uuid(run_id, runner.queue.clock)[0])
-    if row is None:
-        raise UnknownRun(f"run {run_id!r} not found. {await _known_runs(runner, run_id)}")
-    return row
+async def require_run(runner: AgentRunner, run_id: str, tenant: str | None) -> RunRow:
+    """Return the run with that id or run key, of `tenant` if it is not None. Raise UnknownRun if there is none."""
+    try:
+        return await runner.queue.require(run_id, tenant)
+    except UnknownRun:
+        raise UnknownRun(f"run {run_id!r} not found. {await _known_runs(runner, run_id, tenant)}") from None
 
 
-async def _known_runs(runner: AgentRunner, run_id: str) -> str:
+async def _known_runs(runner: AgentRunner, run_id: str, tenant: str | None) -> str:
     """Return a sentence with the run that was probably meant, or with the newest ones."""
-    names = [row.run_key or row.run_id async for row in newest_rows(runner, RunFilter(light=True), _COMPARED)]
+    wanted = RunFilter(tenant=tenant, light=True)
+    names = [row.run_key or row.run_id async for row in newest_rows(runner, wanted, _COMPARED)]
     if not names:
-        return "The store has no runs."
+        return "The store has no runs." if tenant is None else f"Tenant {tenant!r} has no runs."
     begins = [each for each in names if len(run_id) >= _PREFIX and each.startswith(run_id)]
     if near := begins[:1] or difflib.get_close_matches(run_id[:100], names, n=1):
         return f"Did you mean {near[0]!r}?"
@@ -161,6 +161,8 @@ def resume_command(args: Namespace, error: Mapping[str, Any]) -> str | None:
 
 
 def _command(args: Namespace, verb: str, *names: str, option: str = "") -> str:
+    if args.tenant is not None:
+        option += f" --tenant {shlex.quote(args.tenant)}"
     options = option if args.url is None else f"{option} --url {shlex.quote(_readable(args.url))}"
     quoted = " ".join(map(shlex.quote, names))
     if any(name.startswith("-") for name in names):  # else it would be read as an option
@@ -172,6 +174,14 @@ def limits_from(args: Namespace) -> dict[str, Any]:
     """Return the limits in the arguments of a command."""
     names = (field.name for field in dataclasses.fields(RunLimits))
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+def wanted_runs(args: Namespace) -> RunFilter:
+    """Return the filter that the arguments of a command are."""
+    return RunFilter(
+        args.status and tuple(dict.fromkeys(args.status)), args.agent, args.since or 0.0, until=args.until,
+        prefix=args.prefix, conversation=args.conversation, lane=args.concurrency_key, tenant=args.tenant, light=True,
+    )  # fmt: skip
 
 
 async def newest_rows(runner: AgentRunner, wanted: RunFilter, limit: int) -> AsyncIterator[RunRow]:
@@ -186,11 +196,11 @@ async def newest_rows(runner: AgentRunner, wanted: RunFilter, limit: int) -> Asy
 
 async def rows_of(
     runner: AgentRunner, status: str | None = None, agent: str | None = None, *, since: float = 0.0,
-    limit: float = math.inf,
+    limit: float = math.inf, tenant: str | None = None,
 ) -> AsyncIterator[RunRow]:  # fmt: skip
-    """Yield the rows of at most `limit` runs with that status and agent, in order of arrival."""
-    after, statuses = 0, None if status is None else (status,)
-    while limit > 0 and (rows := await runner.queue.find(RunFilter(statuses, agent, since, after=after, limit=_PAGE))):
+    """Yield the rows of at most `limit` runs with that status, agent and tenant, in order of arrival."""
+    after, wanted = 0, RunFilter(None if status is None else (status,), agent, since, limit=_PAGE, tenant=tenant)
+    while limit > 0 and (rows := await runner.queue.find(wanted._replace(after=after))):
         for row in rows:
             yield row
         after, limit = rows[-1].n, limit - len(rows)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from .._core.ids import run_uuid
 from .._core.validation import unknown
 from .._views.runs import summary
 from ..errors import IdempotencyConflict, InvalidArgument, brief
@@ -31,29 +30,27 @@ async def submit(args: Namespace) -> int:
     async with _target(args) as (runner, agent_key):
         if (meant := await similar_agent(runner, agent_key)) is not None:
             warn(f"no other run has agent {agent_key!r}. Did you mean {meant!r}?")
-        existed = args.run_id and await runner.queue.row(run_uuid(args.run_id, runner.queue.clock)[0]) is not None
         try:
-            run_id = await runner.submit(
+            row, is_new = await runner.insert_run(runner.new_run(
                 agent_key, _input(args), run_id=args.run_id, priority=args.priority, delay=args.delay,
-                deadline=args.deadline, concurrency_key=args.concurrency_key,
-            )  # fmt: skip
+                deadline=args.deadline, concurrency_key=args.concurrency_key, tenant=args.tenant,
+            ))  # fmt: skip
         except IdempotencyConflict as error:
             warn(str(error))
             return 1
-        row = await require_run(runner, str(run_id))
         if not args.json:
-            done = f"exists already and is {row.status}" if existed else "submitted"
+            done = "submitted" if is_new else f"exists already and is {row.status}"
             print_line(f"run {row.run_key or row.run_id} of agent {row.agent} {done}")
             sys.stdout.flush()
         elif not args.wait:
             print_json({
-                "run_id": row.run_id, "run_key": row.run_key, "agent_key": row.agent, "status": row.status,
-                "existed": bool(existed),
+                "run_id": row.run_id, "run_key": row.run_key, "tenant": row.tenant or None, "agent_key": row.agent,
+                "status": row.status, "existed": not is_new,
             })  # fmt: skip
         if not args.wait:
             return 0
-        result = await runner.wait(run_id)
-        return await _report(args, runner, await require_run(runner, row.run_id), result)
+        result = await runner.wait(row.run_id)
+        return await _report(args, runner, await require_run(runner, row.run_id, None), result)
 
 
 @asynccontextmanager

@@ -24,15 +24,15 @@ from .._views.list_query import MAX_LIMIT, STATES, check_order, filters_of, newe
 from .._views.messages import messages_view
 from .._views.plain import json_bytes
 from .._views.queue import queue_view, workers_view
-from .._views.runs import list_items, result_view, run_view
+from .._views.runs import list_items, result_view, row_named, run_view
 from .._views.steps import step_views
 from .._views.timeline import MAX_ROWS, step_detail, timeline_view
 from .._views.usage import BY, usage_view
 from .._views.waits import question_view
-from ..errors import AgentRuntimeError, InvalidArgument, UnknownRun
+from ..errors import AgentRuntimeError
 from ..queue.records import LIVE, RunRow
 from ..runner.run_client import RunClient
-from .query_parameters import BOOLEAN, STRINGS, TIME, Parameter, choice, integer, number, string
+from .query_parameters import BOOLEAN, STRINGS, TENANT, TIME, Parameter, choice, integer, number, string
 
 MAX_WAIT: Final = 60  # seconds
 STORE_SECONDS: Final = 2.0  # for the store to answer
@@ -160,16 +160,17 @@ async def _events(asked: Asked) -> Reply:
 
 
 async def _approvals(asked: Asked) -> Reply:
-    bound = {"agent": asked.query["agent"], "list": "approvals"}
+    bound = {"agent": asked.query["agent"], "tenant": asked.query["tenant"], "list": "approvals"}
     cursor, limit = asked.query["cursor"], asked.query["limit"]
     after = None if cursor is None else position_in(cursor, bound, str)[0]
-    found = await asked.runner.approvals(limit + 1, after, agent=asked.query["agent"])
+    agent, tenant = asked.query["agent"], asked.query["tenant"]
+    found = await asked.runner.approvals(limit + 1, after, agent=agent, tenant=tenant)
     more = cursor_of([found[limit - 1].cursor], bound) if len(found) > limit else None
     return _page([question_view(each) for each in found[:limit]], more)
 
 
 async def _queue(asked: Asked) -> Reply:
-    return _json(await queue_view(asked.runner))
+    return _json(await queue_view(asked.runner, asked.query["tenant"]))
 
 
 async def _workers(asked: Asked) -> Reply:
@@ -177,13 +178,13 @@ async def _workers(asked: Asked) -> Reply:
 
 
 async def _agents(asked: Asked) -> Reply:
-    return _page(await agents_view(asked.runner, asked.runner.registry), None)
+    return _page(await agents_view(asked.runner, asked.runner.registry, asked.query["tenant"]), None)
 
 
 async def _usage(asked: Asked) -> Reply:
     by, since, until = (asked.query[name] for name in ("by", "since", "until"))
     check_order(since, until)
-    return _json(await usage_view(asked.runner, by, since, until))
+    return _json(await usage_view(asked.runner, by, since, until, asked.query["tenant"]))
 
 
 async def _live(asked: Asked) -> Reply:
@@ -228,13 +229,7 @@ def _page(items: list[dict[str, Any]], following: str | None) -> Reply:
 
 async def _row(asked: Asked, position: int = 0) -> RunRow:
     """Return the run with the id or run key in the path."""
-    try:
-        row = await asked.runner.queue.row(asked.ids[position])
-    except InvalidArgument:
-        row = None
-    if row is None:
-        raise UnknownRun("no run has this id")
-    return row
+    return await row_named(asked.runner.queue, asked.ids[position], asked.query["tenant"])
 
 
 async def _next_event(runner: RunClient, run_id: str, start: int, chosen: Chosen | None, seconds: float) -> None:
@@ -277,7 +272,7 @@ _LIST: Final = {"cursor": string(), "limit": integer(50, 1, MAX_LIMIT)}
 _WAIT: Final = number(0, 0, MAX_WAIT)
 _KEY: Final = string(1, 512)
 
-ROUTES: Final[tuple[Route, ...]] = (
+_ROUTES: Final[tuple[Route, ...]] = (
     Route("about", _about),
     Route("runs", _runs, {
         "state": choice(*STATES, many=True), "agent": string(), "since": TIME, "until": TIME, "q": string(0, 512),
@@ -302,3 +297,4 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("health/live", _live),
     Route("health/ready", _ready),
 )  # fmt: skip
+ROUTES: Final = tuple(each._replace(parameters={**each.parameters, "tenant": TENANT}) for each in _ROUTES)

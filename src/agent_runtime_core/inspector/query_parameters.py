@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl
 
+from .._core.arguments import checked_tenant
 from .._core.validation import did_you_mean
 from .._views.list_query import seconds_of
 from .._views.problems import field_path, invalid_fields, safe_text
@@ -72,10 +73,19 @@ def _boolean(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+def _tenant(text: str) -> str:
+    try:
+        return checked_tenant(text)
+    except InvalidArgument as error:
+        raise ValueError(safe_text(str(error)).removeprefix("tenant must ").rstrip(".")) from None
+
+
 #: True or false, False if it is missing.
 BOOLEAN: Final = Parameter(_boolean, False)
 #: A time, as wall seconds.
 TIME: Final = Parameter(seconds_of)
+#: The name of a tenant.
+TENANT: Final = Parameter(_tenant)
 #: A text that may be repeated.
 STRINGS: Final = Parameter(str, many=True)
 

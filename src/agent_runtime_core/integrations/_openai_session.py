@@ -15,6 +15,7 @@ from .._execution.context import conversation_id
 from ..interfaces import RunContext
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import chat_of, message_of
+from ..persistence.manager import store_of_tenant
 from ..persistence.models import Conversation, ConversationMessage, Scope
 from ._openai_scope import current_run, scope_of
 
@@ -34,7 +35,8 @@ class ConversationSession(SessionABC):
 
     Args:
         session_id: The conversation: a UUID or any other name. None: the conversation of the current run.
-        store: The store. None: the one of the current run.
+        store: The store. In a run of a tenant, the part of the store that belongs to the tenant. None: the one of the
+            current run.
         scope: The scope of the conversation.
     """
 
@@ -130,9 +132,11 @@ class ConversationSession(SessionABC):
         return cast(T, await ctx.step(name, fn, *args, key=scope_of(ctx).next_use(name)))
 
     def _open(self) -> ConversationStore:
-        if self._store is not None:
-            return self._store
         ctx: RunContext | None = current_run()
+        if self._store is not None:
+            if ctx is None or ctx.tenant is None:
+                return self._store
+            return cast(ConversationStore, store_of_tenant("conversation", self._store, ctx.tenant))
         if ctx is None:
             raise must("store", "be a conversation store outside of a run", None)
         return cast(ConversationStore, ctx.persistence.conversations)

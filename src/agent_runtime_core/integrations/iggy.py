@@ -211,8 +211,8 @@ class IggyRelay:
             if self._redaction is not None:
                 plain["payload"] = leaving_payload(self._redaction, plain["payload"])
             data = json.dumps(plain, separators=(",", ":")).encode()
-            message = self._server.message(data, each.event_id, {"event_id": each.event_id, "type": each.type})
-            by_turn.setdefault(each.turn_id or each.event_id, []).append(message)
+            message = self._server.message(data, each.stored_id, {"event_id": each.event_id, "type": each.type})
+            by_turn.setdefault(each.turn_id or each.stored_id, []).append(message)
         for turn, messages in by_turn.items():
             key = self._server.key(turn[:255])
             await self._server.call(

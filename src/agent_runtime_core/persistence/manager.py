@@ -6,20 +6,24 @@ import dataclasses
 import inspect
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
+from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM
+from .._core.ids import conversation_id as conversation_uuid
 from .._core.ids import new_ulid
 from .._core.lazy_import import load
-from .._core.validation import must, unknown
+from .._core.validation import must, type_name, unknown
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
 from ..config import INSTALLED, SETTINGS, get_config, place_of
-from ..errors import InvalidArgument, UnknownSetting
+from ..errors import InvalidArgument, NotSupported, UnknownSetting
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
@@ -166,7 +170,10 @@ class PersistenceManager:
             )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
+        #: Whose data the stores contain. None: the data without a tenant.
+        self.tenant: str | None = None
         self._created: dict[str, Any] = {}
+        self._of_tenants: weakref.WeakValueDictionary[str, PersistenceManager] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
     @classmethod
@@ -271,6 +278,51 @@ class PersistenceManager:
             options["session_id"] = self.session_id
         return options
 
+    def for_tenant(self, tenant: str | None) -> PersistenceManager:
+        """Return these stores with only the data of a tenant. `ctx.persistence` of a tenant's run is such a manager.
+
+        Keys and ids are names within a tenant: two tenants can use the same names. The returned manager uses the stores
+        of this manager, which closes them. If you configure your own store class, add a method `for_tenant(tenant)` to
+        it that returns the store of a tenant.
+
+        Args:
+            tenant: The tenant. None returns this manager.
+
+        Raises:
+            InvalidArgument: The name of the tenant is not valid, or this manager is the manager of another tenant.
+        """
+        if not (name := checked_tenant(tenant)):
+            return self
+        with self._lock:
+            found = self._of_tenants.get(name)
+            if found is None:
+                found = self._of_tenants[name] = _TenantManager(self, name)
+            return found
+
+    async def assign_conversation(self, conversation_id: UUID | str, tenant: str) -> bool:
+        """Move a conversation without a tenant to a tenant, with its messages.
+
+        Built-in stores move it in one commit. A crash during the move of another store leaves the conversation in both
+        places until you call this again.
+
+        Args:
+            conversation_id: The conversation, as a run names it.
+            tenant: The tenant.
+
+        Returns:
+            Whether the conversation was moved. False: it does not exist, or the tenant has a conversation with this id.
+
+        Raises:
+            NotSupported: The conversation store has no method `for_tenant`.
+        """
+        named = conversation_uuid(conversation_id)
+        if named is None:
+            raise must("conversation_id", "not be empty", conversation_id)
+        ours, theirs = self.conversations, self.for_tenant(tenant).conversations
+        if ours is theirs:
+            raise must("tenant", "be the tenant that gets the conversation", tenant)
+        return await ours.move_to(theirs, named)
+
     def document_stores(self) -> list[DocumentStore]:
         """Return the document stores that the stores write to, each once.
 
@@ -305,6 +357,51 @@ class PersistenceManager:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+class _TenantManager(PersistenceManager):
+    """The stores of another manager, with only the data of a tenant."""
+
+    def __init__(self, manager: PersistenceManager, tenant: str) -> None:
+        super().__init__(manager.config)
+        self.session_id, self.tenant = manager.session_id, tenant
+        self._manager = manager
+
+    def for_tenant(self, tenant: str | None) -> PersistenceManager:
+        if checked_tenant(tenant) not in ("", self.tenant):
+            raise must("tenant", f"be {self.tenant!r}, whose stores these are", tenant)
+        return self
+
+    def _store(self, kind: str) -> Any:
+        store = self._manager._store(kind)
+        if store is None:
+            return None
+        with self._lock:
+            known, found = self._created.get(kind, (None, None))
+            if known is not store:  # the other manager was closed since, and has opened a new store
+                found = store_of_tenant(kind, store, cast(str, self.tenant))
+                self._created[kind] = (store, found)
+            return found
+
+    def document_stores(self) -> list[DocumentStore]:
+        return self._manager.document_stores()
+
+    async def close(self) -> None:
+        """Do nothing: the other manager closes the stores."""
+
+
+def store_of_tenant(kind: str, store: Any, tenant: str) -> Any:
+    """Return the store of a tenant.
+
+    Raises:
+        NotSupported: The store serves no tenants.
+    """
+    if not callable(getattr(store, "for_tenant", None)):
+        raise NotSupported(
+            f"the {kind} store of tenant {tenant!r} must come from a store with a method for_tenant(tenant), got "
+            f"{type_name(type(store))}. Add the method, or configure a built-in store"
+        )
+    return store.for_tenant(tenant)
 
 
 class _Default:

@@ -10,14 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
-from .._core.arguments import checked_agent_keys, checked_int, checked_name, checked_seconds, deadline_at, mapping
+from .._core.arguments import (
+    checked_agent_keys,
+    checked_int,
+    checked_name,
+    checked_seconds,
+    checked_tenant,
+    deadline_at,
+    mapping,
+)  # fmt: skip
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, digest, encode, encode_as
 from .._core.former_names import renamed_attribute
-from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
-from .._core.validation import must
+from .._core.ids import HALF, ULID_RANDOM_LENGTH, is_uuid, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
+from .._core.validation import Shown, must
 from .._engines.base import Backend, Guard, Op
-from ..errors import AgentRuntimeError, LeaseLost, StorageBusy, UnknownRun, brief
+from ..errors import MOST_NAMED, AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .delayed_runs import DelayedRuns
 from .live_claims import LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows
@@ -63,6 +71,11 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
     with contextlib.suppress(ValueError):
         return str(UUID(text))
     return plain(text)
+
+
+def _several_tenants(run_id: object, tenants: Sequence[str]) -> InvalidArgument:
+    names = ", ".join(map(repr, sorted(tenants)[:MOST_NAMED])) + ", …" * (len(tenants) > MOST_NAMED)
+    return must(f"run {str(run_id)!r}", "be of one tenant", Shown(f"runs of {names}"), "Name the tenant, or use the run id")
 
 
 class RunQueue(Backend):
@@ -120,10 +133,10 @@ class RunQueue(Backend):
 
         Args:
             what: One of these, with its `args`:
-                "row" (run_id): the RunRow or None.
+                "row" (run_id), or (run_id, tenant): the RunRow, or None; with a tenant only its run.
                 "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
                     if it is.
-                "counts" (): a RunCounts.
+                "counts" (), or (tenant): a RunCounts.
                 "children" (run_id): a list of RunRow with that `parent_id`.
                 "mail" (run_id, after): a list of MailboxMessage with a greater `seq`, in order of `seq`.
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
@@ -171,7 +184,7 @@ class RunQueue(Backend):
         metadata: Mapping[str, Any] | None = None, priority: int = 0, *, delay: float = 0,
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
-        concurrency_key: str | None = None, origin: str = "",
+        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -182,7 +195,8 @@ class RunQueue(Backend):
         meta = mapping("metadata", metadata)
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
         lane = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
-        uid, run_key = run_uuid(run_id, self.clock)
+        owner = checked_tenant(tenant or None)
+        uid, run_key = run_uuid(run_id, self.clock, owner)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
         if self.redaction is not None:
@@ -201,10 +215,11 @@ class RunQueue(Backend):
             deadline=deadline_at(deadline),
             run_key=run_key,
             idem_key=idem_key,
-            parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
+            parent_id=None if parent_run_id is None else stored_id(parent_run_id, owner),
             lane=lane,
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
+            tenant=owner,
         )
 
     async def enqueue(
@@ -225,7 +240,7 @@ class RunQueue(Backend):
             metadata: Its metadata, likewise.
             priority: Greater ones are claimed first.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
-                `concurrency_key` (None or "": none).
+                `concurrency_key` (None or "": none), `tenant`.
 
         Returns:
             The run; the one stored before, if there is one with that id or idempotency key.
@@ -241,10 +256,18 @@ class RunQueue(Backend):
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
         """
+        row = await self._assigned_before(row)
         self.delayed_runs.remember_new(row)
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
         same_run(row, stored)
         return stored
+
+    async def _assigned_before(self, row: RunRow) -> RunRow:
+        """Return the row with the id of the run that was given to its tenant later, under the same run key."""
+        if row.tenant and row.run_key is not None:
+            for found in await self.find(RunFilter(run_key=row.run_key, tenant=row.tenant, light=True, limit=1)):
+                return row.with_values(run_id=found.run_id)
+        return row
 
     # -- claiming
 
@@ -386,6 +409,8 @@ class RunQueue(Backend):
             ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or
             input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
+        if insert:
+            row = await self._assigned_before(row)
         await self._release_abandoned(row.run_id)
         want = self.claim_request(worker_id, lease_seconds, None, 1)
         result: tuple[str, RunRow | None] = (
@@ -590,17 +615,37 @@ class RunQueue(Backend):
 
     # -- looking
 
-    async def row(self, run_id: UUID | str) -> RunRow | None:
-        """Return the row of a run."""
-        row: RunRow | None = await self.read("row", stored_id(run_id))
+    async def row(self, run_id: UUID | str, tenant: str = "") -> RunRow | None:
+        """Return the row of a run; with `tenant` only a run of this tenant, whose run key `run_id` may be."""
+        row: RunRow | None = await self.read("row", stored_id(run_id, tenant), *([tenant] if tenant else []))
         return None if row is None else decode_row(self.payloads, row)
 
-    async def require(self, run_id: UUID | str) -> RunRow:
-        """Return the row of a run, or raise UnknownRun."""
-        row = await self.row(run_id)
-        if row is None:
-            raise self.unknown_run(run_id)
-        return row
+    async def require(self, run_id: UUID | str, tenant: str | None = None) -> RunRow:
+        """Return the row of the run that a caller names.
+
+        Args:
+            run_id: The run id, or the run key.
+            tenant: Only a run of this tenant. None means any run with that id, or the run without a tenant that has
+                that run key, or else the only tenant's run that has it.
+
+        Raises:
+            InvalidArgument: Runs of several tenants have that run key. The message lists the tenants.
+            UnknownRun: No such run is stored.
+        """
+        owner = checked_tenant(tenant)
+        # The row of another tenant is not read: the time for its input would show that it is stored.
+        row = await (self.row(run_id, owner) if owner else self.row(run_id))
+        if row is not None and (row.tenant == owner or (tenant is None and is_uuid(run_id))):
+            return row
+        if not is_uuid(run_id):
+            # A run that was given to its tenant later has the id that its key alone makes.
+            wanted = RunFilter(run_key=str(run_id), tenant=tenant, limit=MOST_NAMED + 1, light=True)
+            found = await self.find(wanted)
+            if len(found) > 1:
+                raise _several_tenants(run_id, [each.tenant for each in found])
+            if found and (row := await self.row(found[0].run_id)) is not None:
+                return row
+        raise self.unknown_run(run_id)
 
     def unknown_run(self, run_id: UUID | str) -> UnknownRun:
         """Return the error for a run id that is not stored here."""
@@ -609,17 +654,24 @@ class RunQueue(Backend):
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
         """Return the rows that match a filter, in the order that `RunFilter` names."""
-        texts = (wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.lane, wanted.reason)
+        texts = (
+            wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.lane, wanted.reason, wanted.tenant,
+            wanted.run_key,
+        )  # fmt: skip
         if any(text is not None and HALF.search(text) for text in texts):
             return []  # a lone surrogate: no store can have such a value, or accepts it in a query
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         # A run that cannot be decrypted must not hide the others.
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
-    async def counts(self) -> RunCounts:
-        """Return how many runs are stored, by status and agent."""
-        found: RunCounts = await self.read("counts")
+    async def counts(self, tenant: str | None = None) -> RunCounts:
+        """Return how many runs are stored, by status and agent, or how many of them a tenant has."""
+        found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
         return found
+
+    async def assign(self, run_id: str, tenant: str) -> str:
+        """Give a stored run to a tenant; see `RunTransitions.assign` for what is returned."""
+        return str((await self.commits.commit(None, [Op("queue.assign", (run_id, checked_tenant(tenant)))]))[0])
 
     async def children(self, run_id: str) -> list[RunRow]:
         """Return the child runs of a run."""

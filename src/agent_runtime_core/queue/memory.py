@@ -15,6 +15,7 @@ from .base import MAX_RETRIES, RunQueue
 from .records import (
     LIVE,
     QUEUED_BEHIND,
+    SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
     ProcessRow,
@@ -41,8 +42,8 @@ class MemoryTransitions(RunTransitions):
     def get(self, run_id: str) -> RunRow | None:
         return self.tx.tables["runs"].get(run_id)
 
-    def by_key(self, idem_key: str) -> RunRow | None:
-        return self.get(self.tx.tables["keys"].get(idem_key, ""))
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        return self.get(self.tx.tables["keys"].get((idem_key, tenant), ""))
 
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
@@ -51,7 +52,7 @@ class MemoryTransitions(RunTransitions):
         # match the next row.
         tables["count"][""] = row.n
         if row.idem_key is not None:
-            put(tables["keys"], row.idem_key, row.run_id)
+            put(tables["keys"], (row.idem_key, row.tenant), row.run_id)
         if row.parent_id is not None:
             put(tables["children"], row.parent_id, (*tables["children"].get(row.parent_id, ()), row.run_id))
         self.save(row)
@@ -60,7 +61,7 @@ class MemoryTransitions(RunTransitions):
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
         if row.lane is not None:
-            self._index_in_group(row, row.lane)
+            self._index_in_group(row, (row.lane, row.tenant))
         self.tx.put(tables["runs"], row.run_id, row)
         if row.status == "pending" and row.due_at == 0 and not row.held:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.n, row.run_id))
@@ -74,26 +75,36 @@ class MemoryTransitions(RunTransitions):
     def replace_contents(self, row: RunRow) -> None:
         self.tx.put(self.tx.tables["runs"], row.run_id, row)  # without new entries in the heaps
 
-    def _index_in_group(self, row: RunRow, lane: str) -> None:
-        """Update the indexes of a concurrency key."""
+    def _index_in_group(self, row: RunRow, group: tuple[str, str]) -> None:
+        """Update the indexes of a concurrency key and tenant."""
         tables, is_active = self.tx.tables, row.status in LIVE and not row.held
         if is_active:
-            self.tx.put(tables["heads"], lane, row.run_id)
-        elif tables["heads"].get(lane) == row.run_id:
-            self.tx.drop(tables["heads"], lane)
+            self.tx.put(tables["heads"], group, row.run_id)
+        elif tables["heads"].get(group) == row.run_id:
+            self.tx.drop(tables["heads"], group)
         if is_active and row.origin:
             self.tx.put(tables["inline"], row.run_id, None)
         else:
             self.tx.drop(tables["inline"], row.run_id)
         if _is_queued(row) and not _is_queued(self.get(row.run_id)):
-            heapq.heappush(tables["behind"].setdefault(lane, []), (-row.priority, row.n, row.run_id))
+            heapq.heappush(tables["behind"].setdefault(group, []), (-row.priority, row.n, row.run_id))
+
+    def move(self, row: RunRow, after: RunRow) -> None:
+        tables = self.tx.tables
+        if row.idem_key is not None:
+            self.tx.drop(tables["keys"], (row.idem_key, row.tenant))
+            self.tx.put(tables["keys"], (row.idem_key, after.tenant), row.run_id)
+        if row.lane is not None:
+            # Of no group: `save` must not take it for a row that is in the list of its group already.
+            self.save(row.with_values(held=SET_ASIDE))
+        self.save(after)
 
     def drop(self, row: RunRow) -> None:
         tables = self.tx.tables
         for table in ("runs", "mail"):
             self.tx.drop(tables[table], row.run_id)
         if row.idem_key is not None:
-            self.tx.drop(tables["keys"], row.idem_key)
+            self.tx.drop(tables["keys"], (row.idem_key, row.tenant))
         if row.parent_id is not None:
             siblings = tuple(child for child in tables["children"].get(row.parent_id, ()) if child != row.run_id)
             if siblings:
@@ -101,17 +112,17 @@ class MemoryTransitions(RunTransitions):
             else:
                 self.tx.drop(tables["children"], row.parent_id)
 
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = self.tx.tables["due"].get("", [])
-        lanes: dict[str, None] = {}
+        groups: dict[tuple[str, str], None] = {}
         while due and due[0][0] <= wall:
             at, run_id = self.tx.pop(due)
             row = self.get(run_id)
             if row is not None and _is_due(row, at):
                 self.save(row.with_values(status="pending", due_at=0.0))
                 if row.lane is not None and row.held == QUEUED_BEHIND:
-                    lanes[row.lane] = None
-        return tuple(lanes)
+                    groups[row.lane, row.tenant] = None
+        return tuple(groups)
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
@@ -136,14 +147,14 @@ class MemoryTransitions(RunTransitions):
             found[run_id] = self.tx.tables["runs"][run_id]
         return [*found.values()]
 
-    def active_in_group(self, lane: str) -> RunRow | None:
-        return self.get(self.tx.tables["heads"].get(lane, ""))
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return self.get(self.tx.tables["heads"].get((lane, tenant), ""))
 
-    def next_in_group(self, lane: str) -> RunRow | None:
-        heap = self.tx.tables["behind"].get(lane, [])
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        heap = self.tx.tables["behind"].get((lane, tenant), [])
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and _is_queued(row) and row.n == heap[0][1]:
+            if row is not None and _is_queued(row) and (row.n, row.tenant) == (heap[0][1], tenant):
                 return row
             self.tx.pop(heap)
         return None
@@ -200,16 +211,17 @@ def _is_due(row: RunRow | None, at: float) -> bool:
     return row is not None and row.due_at == at and row.status in ("pending", "waiting")
 
 
-def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
-    return MemoryTransitions(tx).get(run_id)
+def _get(tx: MemoryTx, run_id: str, tenant: str = "") -> RunRow | None:
+    row = MemoryTransitions(tx).get(run_id)
+    return row if row is None or tenant in ("", row.tenant) else None
 
 
 def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
     return wanted.listed(tx.tables["runs"].values())
 
 
-def _counts(tx: MemoryTx) -> RunCounts:
-    return RunCounts.of(tx.tables["runs"].values())
+def _counts(tx: MemoryTx, tenant: str | None = None) -> RunCounts:
+    return RunCounts.of(tx.tables["runs"].values(), tenant)
 
 
 def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:

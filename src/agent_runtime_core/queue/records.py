@@ -62,9 +62,9 @@ class RunRow(NamedTuple):
     expires_at: float | None = None  # a run that has not started by then never starts
     deadline: float | None = None  # the run is stopped then
     run_key: str | None = None  # the caller's own run id, if it was no UUID
-    idem_key: str | None = None  # idempotency key; unique
+    idem_key: str | None = None  # idempotency key; unique within the tenant
     parent_id: str | None = None  # the run that called this child run
-    lane: str | None = None  # concurrency key; at most one live run of a key has `held` 0
+    lane: str | None = None  # concurrency key; at most one live run of a key and tenant has `held` 0
     origin: str = ""  # "inline": only its own process or an explicit `take` may claim it; "": any worker
     held: int = 0  # 0: may be claimed; QUEUED_BEHIND or SET_ASIDE: blocked by its concurrency key
     status: str = "pending"
@@ -90,6 +90,7 @@ class RunRow(NamedTuple):
     n: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
     conversation: str | None = None  # the `conversation_id` of the input
     questions: str = ""  # open questions to a person, as `questions_after` writes them
+    tenant: str = ""  # whose run it is: a column of each key; "": no tenant's
 
     @property
     def attempt(self) -> int:
@@ -173,6 +174,8 @@ class RunFilter(NamedTuple):
     newest_first: bool = False
     before: tuple[float, int] | None = None  # with `newest_first`: (created_at, n) less than this
     light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
+    tenant: str | None = None  # "": of no tenant; None: any
+    run_key: str | None = None
     without_input: bool = False  # leave out `input` and `output`: they are "{}" and None
 
     def admits(self, row: RunRow) -> bool:
@@ -191,6 +194,8 @@ class RunFilter(NamedTuple):
             and (self.parent is None or row.parent_id == self.parent)
             and (self.conversation is None or row.conversation == self.conversation)
             and (self.lane is None or row.lane == self.lane)
+            and (self.tenant is None or row.tenant == self.tenant)
+            and (self.run_key is None or row.run_key == self.run_key)
             and (self.reason is None or row.reason == self.reason or row.reason.startswith(f"{self.reason} "))
             and (not self.retrying or (row.status in LIVE and row.failures > 0))
             and (not self.asking or (row.status in LIVE and row.questions != ""))
@@ -222,9 +227,9 @@ class RunCounts(NamedTuple):
     waiting: dict[str, int]  # waiting runs by the first word of their reason
 
     @classmethod
-    def of(cls, rows: Iterable[RunRow]) -> RunCounts:
-        """Count all stored rows. For a store without indexes."""
-        rows = [*rows]
+    def of(cls, rows: Iterable[RunRow], tenant: str | None = None) -> RunCounts:
+        """Count those of all stored rows that a tenant has; None: all. For a store without indexes."""
+        rows = [row for row in rows if not tenant or row.tenant == tenant]
         oldest: dict[str, float] = {}
         for row in rows:
             if row.status == "pending":
@@ -431,10 +436,13 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
 
     Raises:
         IdempotencyConflict: if the run stored under the same id or idempotency key has another agent or input, or the
-            run stored under the same id has another idempotency key.
+            run stored under the same id has another tenant or idempotency key.
     """
     from_key = asked.run_id != stored.run_id
-    if not same_input(asked, stored):
+    if asked.tenant != stored.tenant:
+        # Nothing else is named: the caller may not know what the other tenant's run is.
+        differing = ["tenant"]
+    elif not same_input(asked, stored):
         differing = _differing_fields(asked, stored)
     elif asked.idem_key not in (None, stored.idem_key) and not from_key:
         # The key would not be stored: a later call with this key alone would get another run.
@@ -477,10 +485,12 @@ def _differing_fields(asked: RunRow, stored: RunRow) -> list[str]:
 
 
 def same_input(asked: RunRow, stored: RunRow) -> bool:
-    """Return whether two runs have the same agent and input.
+    """Return whether two runs have the same tenant, agent and input.
 
     The order of an input's keys does not matter here, although the digest depends on it.
     """
     if asked.digest == stored.digest:
-        return True
-    return asked.agent == stored.agent and stored.decoded("input", partial(same_tree, asked.input))
+        return asked.tenant == stored.tenant
+    if (asked.tenant, asked.agent) != (stored.tenant, stored.agent):
+        return False
+    return stored.decoded("input", partial(same_tree, asked.input))

@@ -10,7 +10,7 @@ end
 
 local function there(row)
   local found = get(row[RUN_ID])
-  if not found and row[IDEM_KEY] ~= null then found = by_key(row[IDEM_KEY]) end
+  if not found and row[IDEM_KEY] ~= null then found = by_key(row[IDEM_KEY], row[TENANT]) end
   return found
 end
 

@@ -27,7 +27,7 @@ end
 -- Returns the active run with the concurrency key of `row`, after setting abandoned inline runs aside.
 local function front(row, want)
   while row[LANE] ~= null do
-    local first = head_of(row[LANE])
+    local first = head_of(group_of(row))
     if not first or first[RUN_ID] == row[RUN_ID] then return nil end
     if first[ORIGIN] == '' or first[STATUS] == 'waiting' or not over(first, want) then return first end
     step_aside(first, want)
@@ -39,7 +39,7 @@ ops['queue.take'] = function(mine, insert, reopen, asked, wait)
   local row = insert and there(mine) or get(mine[RUN_ID])
   if not row then
     if not insert then return answer('unknown') end
-  elseif row[RUN_ID] ~= mine[RUN_ID] or insert and row[DIGEST] ~= mine[DIGEST] then
+  elseif row[RUN_ID] ~= mine[RUN_ID] or insert and (row[DIGEST] ~= mine[DIGEST] or row[TENANT] ~= mine[TENANT]) then
     return answer('conflict', row)
   elseif row[STATUS] == 'running' and not over(row, want) then
     return answer('held', row)
@@ -189,6 +189,29 @@ ops['queue.rewrite'] = function(run, old, new, lease_now)
   return 'rewritten'
 end
 
+-- Gives a row to a tenant; see RunTransitions.assign.
+ops['queue.assign'] = function(run, tenant)
+  local row = get(run)
+  if not row then return 'gone' end
+  if row[TENANT] == tenant then return 'assigned' end
+  if row[STATUS] == 'running' then return 'running' end
+  if row[IDEM_KEY] ~= null and by_key(row[IDEM_KEY], tenant) then return 'taken' end
+  local in_group = row[LANE] ~= null and LIVE[row[STATUS]]
+  if in_group and row[STATUS] == 'waiting' and head_of(owned(row[LANE], tenant)) then return 'taken' end
+  local known, before = tx.rows[run], in_group and group_of(row)
+  -- The commit stores it in all lists again, under its new keys.
+  if known.unlisted and row[CONVERSATION] == null then row[CONVERSATION] = conversation_of(row[INPUT]) end
+  unregister(row)
+  row[TENANT], known.was, known.unlisted = tenant, nil, true
+  register(row)
+  changed(row)
+  if in_group then
+    if row[STATUS] == 'pending' then enter(row) end
+    release(before)
+  end
+  return 'assigned'
+end
+
 ops['queue.rewrite_mail'] = function(run, changes)
   local key, done, replaced = P .. 'mail:' .. run, {}, false
   local mail = get(run) and call('LRANGE', key, 0, -1) or {}
@@ -236,9 +259,9 @@ ops['queue.processes'] = function()
   return found
 end
 
-ops['queue.row'] = function(run)
+ops['queue.row'] = function(run, tenant)
   local row = get(run)
-  return row and told(row) or null
+  return row and (not tenant or row[TENANT] == tenant) and told(row) or null
 end
 
 -- Returns the row as JSON, without what a filter leaves out: RunFilter.shortened in records.py.
@@ -296,6 +319,7 @@ local function admission(w)
       and (w.prefix == null or begins(row[RUN_ID], w.prefix) or begins(row[RUN_KEY], w.prefix))
       and (w.parent == null or row[PARENT_ID] == w.parent)
       and (w.conversation == null or row[CONVERSATION] == w.conversation) and (w.lane == null or row[LANE] == w.lane)
+      and (w.tenant == null or row[TENANT] == w.tenant) and (w.run_key == null or row[RUN_KEY] == w.run_key)
       and (w.reason == null or row[REASON] == w.reason or begins(row[REASON], w.reason .. ' '))
       and (not w.retrying or LIVE[row[STATUS]] and row[FAILURES] > 0)
       and (not w.asking or LIVE[row[STATUS]] and row[QUESTIONS] ~= '')
@@ -350,9 +374,10 @@ local function keys_of(lists, wanted)
     for i, list in ipairs(lists) do keys[i] = P .. list end
     return keys
   end
-  local keys, agents = {}, wanted.agent ~= null and {wanted.agent} or call('SMEMBERS', P .. 'agents')
+  local tenant = wanted.tenant ~= null and wanted.tenant or ''
+  local keys, agents = {}, wanted.agent ~= null and {wanted.agent} or call('SMEMBERS', owned(P .. 'agents', tenant))
   for _, status in ipairs(wanted.statuses ~= null and wanted.statuses or STATUSES) do
-    for _, agent in ipairs(agents) do keys[#keys + 1] = P .. 'state:' .. status .. ':' .. agent end
+    for _, agent in ipairs(agents) do keys[#keys + 1] = owned(P .. 'state:' .. status .. ':' .. agent, tenant) end
   end
   return keys
 end
@@ -441,12 +466,12 @@ ops['queue.since'] = function(since, count)
   return {#page, last, tonumber(string.sub(first, 1, 16))}
 end
 
-ops['queue.counts'] = function()
+ops['queue.counts'] = function(tenant)
   if not is_listed() then return false end
   local runs, waiting, oldest = {}, {}, {}
-  for _, agent in ipairs(call('SMEMBERS', P .. 'agents')) do
+  for _, agent in ipairs(call('SMEMBERS', owned(P .. 'agents', tenant))) do
     for _, status in ipairs(STATUSES) do
-      local key = P .. 'state:' .. status .. ':' .. agent
+      local key = owned(P .. 'state:' .. status .. ':' .. agent, tenant)
       local number = call('ZCARD', key)
       if number > 0 then runs[#runs + 1] = {status, agent, number} end
       if number > 0 and status == 'pending' then
@@ -454,11 +479,11 @@ ops['queue.counts'] = function()
       end
     end
   end
-  for _, word in ipairs(call('SMEMBERS', P .. 'words')) do
-    local number = call('ZCARD', P .. 'waiting:' .. word)
+  for _, word in ipairs(call('SMEMBERS', owned(P .. 'words', tenant))) do
+    local number = call('ZCARD', owned(P .. 'waiting:' .. word, tenant))
     if number > 0 then waiting[#waiting + 1] = {word, number} end
   end
-  return {runs, oldest, call('ZCARD', P .. 'due'), waiting}
+  return {runs, oldest, call('ZCARD', owned(P .. 'due', tenant)), waiting}
 end
 
 ops['queue.children'] = function(run, after, limit)

@@ -39,17 +39,17 @@ local function claim(row, ticket, want)
   return changed(row)
 end
 
--- Makes due rows ready, and returns the concurrency keys of those that are blocked. If more than MANY are due, those of
+-- Makes due rows ready, and returns the groups of those that are blocked. If more than MANY are due, those of
 -- the greatest priorities come first. The rows are written at once, even if this commit fails, because the claim reads
 -- the index of ready rows next.
 local function promote(wall)
-  local lanes, left, size = {}, MANY, 0
+  local groups, left, size = {}, MANY, 0
   local function from(key)
     for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', wall, 'LIMIT', 0, left)) do
       local row = size < MUCH and not (tx.rows and tx.rows[run]) and named(key, run, run)
       if row then
         row[STATUS], row[DUE_AT] = 'pending', '0'
-        if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
+        if row[HELD] == BEHIND then groups[#groups + 1] = group_of(row) end
         changed(row)
         local noted = tx.writes
         tx.writes = {}
@@ -63,7 +63,7 @@ local function promote(wall)
   end
   for _, bits in ipairs(call('ZREVRANGE', P .. 'dues', 0, -1)) do from(P .. 'due:' .. bits) end
   from(P .. 'due')
-  return lanes
+  return groups
 end
 
 local function expired(want, limit)
@@ -151,7 +151,7 @@ local function claims(want)
     end
   end
   if not want.light then
-    for _, lane in ipairs(promote(want.wall)) do release(lane) end
+    for _, group in ipairs(promote(want.wall)) do release(group) end
     local fallen = expired(want, free)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
     take(fallen)

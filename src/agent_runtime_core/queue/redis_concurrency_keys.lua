@@ -1,15 +1,19 @@
--- Concurrency keys, and the notifications of a changed row. LANE is the concurrency key of a row. At most one live run
--- of a key has HELD 0: it is the active run of the key.
+-- Concurrency keys, and the notifications of a changed row. LANE is the concurrency key of a row; a key and a tenant
+-- make a group. At most one live run of a group has HELD 0: it is the active run of the group.
 
-local function is_head(row, lane)
-  return row[LANE] == lane and LIVE[row[STATUS]] and row[HELD] == 0
+local function is_of(row, group)
+  return row[LANE] ~= null and group_of(row) == group
 end
 
--- Returns the active run of a concurrency key, with the changes of this commit, ignoring the row `except`.
-local function head_of(lane, except)
-  for _, run in ipairs(call('ZRANGE', P .. 'lane:' .. lane, 0, -1)) do get(run) end
+local function is_head(row, group)
+  return LIVE[row[STATUS]] and row[HELD] == 0 and is_of(row, group)
+end
+
+-- Returns the active run of a group, with the changes of this commit, ignoring the row `except`.
+local function head_of(group, except)
+  for _, run in ipairs(call('ZRANGE', P .. 'lane:' .. group, 0, -1)) do get(run) end
   for _, known in pairs(tx.rows) do
-    if known and known.row ~= except and is_head(known.row, lane) then return known.row end
+    if known and known.row ~= except and is_head(known.row, group) then return known.row end
   end
 end
 
@@ -18,9 +22,9 @@ local function before(a, b)
   return a[N] < b[N]
 end
 
-local function first_behind(lane)
+local function first_behind(group)
   local first
-  local key, from, there = P .. 'behind:' .. lane, 0, nil
+  local key, from, there = P .. 'behind:' .. group, 0, nil
   repeat
     local page = call('ZRANGE', key, from, from + 7)
     for _, member in ipairs(page) do there = named(key, member, string.sub(member, 18)) or there end
@@ -28,7 +32,7 @@ local function first_behind(lane)
   until there or #page < 8
   for _, known in pairs(tx.rows) do
     local row = known and known.row
-    if row and row[LANE] == lane and row[STATUS] == 'pending' and row[HELD] == BEHIND and row[DUE_AT] == '0'
+    if row and is_of(row, group) and row[STATUS] == 'pending' and row[HELD] == BEHIND and row[DUE_AT] == '0'
       and (not first or before(row, first)) then
       first = row
     end
@@ -36,10 +40,10 @@ local function first_behind(lane)
   return first
 end
 
--- Unblocks the next run of a concurrency key, if no run of it is active.
-local function release(lane)
-  if head_of(lane) then return end
-  local row = first_behind(lane)
+-- Unblocks the next run of a group, if no run of it is active.
+local function release(group)
+  if head_of(group) then return end
+  local row = first_behind(group)
   if row then
     row[HELD] = 0
     changed(row)
@@ -53,7 +57,7 @@ local function enter(row)
   if row[ORIGIN] ~= '' then
     row[HELD] = ASIDE
   else
-    row[HELD] = (row[DUE_AT] ~= '0' or head_of(row[LANE], row)) and BEHIND or 0
+    row[HELD] = (row[DUE_AT] ~= '0' or head_of(group_of(row), row)) and BEHIND or 0
   end
   return row
 end
@@ -62,7 +66,7 @@ end
 local function save(row)
   ring(LIVE[row[STATUS]] and 'work' or 'done')
   changed(row)
-  if row[LANE] ~= null and (row[HELD] ~= 0 or not LIVE[row[STATUS]]) then release(row[LANE]) end
+  if row[LANE] ~= null and (row[HELD] ~= 0 or not LIVE[row[STATUS]]) then release(group_of(row)) end
   return row
 end
 

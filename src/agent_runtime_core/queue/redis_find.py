@@ -44,15 +44,17 @@ async def find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     if wanted.statuses == () or wanted.limit <= 0 or "\0" in (wanted.prefix or ""):
         return []
     wanted = wanted._replace(prefix=wanted.prefix or None)
-    if wanted.prefix is not None:
-        names = await _listed(engine, "queue.names", wanted.prefix, MOST_NAMES)
+    if wanted.run_key is not None or wanted.prefix is not None:
+        # A member contains NUL after the name, so that the run key with NUL is the beginning of this name alone.
+        name = wanted.prefix if wanted.run_key is None else f"{wanted.run_key}\0"
+        names = await _listed(engine, "queue.names", name, MOST_NAMES)
         if names is not None:
             return await _some(engine, wanted, _in_order(wanted, names))
     lists = _lists(wanted)
     if wanted.newest_first:
         return await _newest(engine, wanted, lists)
     in_range = wanted.since > 0 or wanted.until is not None
-    if in_range or wanted.agent is not None or lists not in (None, ["created"]):
+    if in_range or wanted.agent is not None or wanted.tenant or lists not in (None, ["created"]):
         members = await _listed(engine, "queue.members", lists, _asked(wanted), MOST_MEMBERS)
         if members is not None:
             return await _some(engine, wanted, [member[17:53] for member in sorted(as_list(members))])
@@ -74,7 +76,7 @@ def _lists(wanted: RunFilter) -> list[str] | None:
         if is_given:
             return [name]
     # The members of "created" have the run keys, so a prefix is looked for in this list.
-    by_state = wanted.prefix is None and (wanted.statuses is not None or wanted.agent is not None)
+    by_state = wanted.prefix is None and (wanted.statuses is not None or wanted.agent is not None or wanted.tenant)
     return None if by_state else ["created"]
 
 
@@ -153,9 +155,9 @@ async def _oldest(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     return found[: wanted.limit]
 
 
-async def counts(engine: RedisEngine) -> RunCounts:
-    """Return how many runs are stored."""
-    runs, oldest, due, waiting = await _listed(engine, "queue.counts")
+async def counts(engine: RedisEngine, tenant: str | None = None) -> RunCounts:
+    """Return how many runs are stored, or how many of them a tenant has."""
+    runs, oldest, due, waiting = await _listed(engine, "queue.counts", tenant or "")
     return RunCounts(
         {(status, agent): number for status, agent, number in as_list(runs)},
         {agent: float(at) for agent, at in as_list(oldest)},

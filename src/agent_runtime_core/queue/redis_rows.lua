@@ -8,7 +8,7 @@
 -- due                    delayed and waiting runs by the wall time at which they become ready
 -- due:<digits>           those of `due` with a priority above 0 of that many binary digits; `dues` has these numbers
 -- lease:<agent>          running runs by the end of their lease
--- lane:<key>             the active run of a concurrency key; lane is the stored name of a concurrency key
+-- lane:<key>             the active run of a group: of a concurrency key (its stored name is lane) and a tenant
 -- behind:<key>           the runs that wait for the active one, in the order of claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
 --
@@ -18,6 +18,9 @@
 -- by:conversation:<id>, by:lane:<key>, by:parent:<run id>
 -- state:<status>:<agent>, reason:<first word>, reason:<first two words>, waiting:<first word of the reason>, retrying,
 -- asking, in_doubt
+--
+-- A <key> of a tenant, an idempotency key and the first three of these, is followed by NUL and the tenant, which no name
+-- contains. So are state:<status>:<agent> and waiting:<first word>, which list a tenant's runs a second time, and due.
 --
 -- names has the run id and the run key of each run, in the order of these strings. `words` is a set of the first words
 -- of the reasons of waiting runs. `lists` exists once all runs are in these lists, as no older release keeps them.
@@ -29,6 +32,15 @@ local MANY, MUCH = 256, 1000000  -- most rows, and characters of them, that one 
 -- Returns a member of a sorted set. Members of equal score are in order of arrival.
 local function in_order(row)
   return string.format('%016d:', row[N]) .. row[RUN_ID]
+end
+
+-- Returns a name as a tenant's.
+local function owned(name, tenant)
+  return tenant == '' and name or name .. '\0' .. tenant
+end
+
+local function group_of(row)
+  return owned(row[LANE], row[TENANT])
 end
 
 -- Returns key, score and member of the index entry of a row in that state, or nothing.
@@ -52,9 +64,9 @@ end
 -- The same for the runs of a concurrency key, and below for its active inline run.
 local function place_in_lane(row, status, due_at, held)
   if row[LANE] == null or not LIVE[status] then return end
-  if held == 0 then return P .. 'lane:' .. row[LANE], row[N], row[RUN_ID] end
+  if held == 0 then return P .. 'lane:' .. group_of(row), row[N], row[RUN_ID] end
   if held == BEHIND and status == 'pending' and due_at == '0' then
-    return P .. 'behind:' .. row[LANE], -row[PRIORITY], in_order(row)
+    return P .. 'behind:' .. group_of(row), -row[PRIORITY], in_order(row)
   end
 end
 
@@ -80,13 +92,20 @@ local function fixed_lists(row, each)
 end
 
 -- Returns the keys of the lists that a row in that state is in.
-local function lists(row, status, reason, failures, questions)
+local function lists(row, status, due_at, _, _, _, reason, failures, questions)
   local found = {P .. 'state:' .. status .. ':' .. row[AGENT]}
   if reason ~= '' or status == 'waiting' then
     local word = string.match(reason, '^[^ ]*')
     if reason ~= '' then found[2] = P .. 'reason:' .. word end
     if #word < #reason then found[3] = P .. 'reason:' .. string.match(reason, '^[^ ]* [^ ]*') end
     if status == 'waiting' then found[#found + 1] = P .. 'waiting:' .. word end
+  end
+  if row[TENANT] ~= '' then
+    found[#found + 1] = owned(found[1], row[TENANT])
+    if due_at ~= '0' then found[#found + 1] = owned(P .. 'due', row[TENANT]) end
+    if status == 'waiting' then
+      found[#found + 1] = owned(P .. 'waiting:' .. string.match(reason, '^[^ ]*'), row[TENANT])
+    end
   end
   if LIVE[status] then
     if failures > 0 then found[#found + 1] = P .. 'retrying' end
@@ -99,28 +118,42 @@ local function lists(row, status, reason, failures, questions)
 end
 
 -- Returns whether a row in that state is in one list only. Most rows always are.
-local function is_plain(status, reason, failures, questions)
-  return reason == '' and failures == 0 and questions == '' and status ~= 'waiting'
+local function is_plain(row, status, _, _, _, _, reason, failures, questions)
+  return reason == '' and failures == 0 and questions == '' and status ~= 'waiting' and row[TENANT] == ''
+end
+
+-- Returns what of a row decides in which lists and indexes it is.
+local function state_of(row)
+  return {
+    row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN], row[REASON], row[FAILURES], row[QUESTIONS],
+  }
 end
 
 -- Moves a row from the lists of the state `was` to those of its state now.
 local function relist(row, was)
-  local status, reason, failures, questions = row[STATUS], row[REASON], row[FAILURES], row[QUESTIONS]
-  if was and was[1] == status and was[6] == reason and was[7] == failures and was[8] == questions then return end
-  local member = in_order(row)
-  if is_plain(status, reason, failures, questions) and (not was or is_plain(was[1], was[6], was[7], was[8])) then
+  local status, reason, member = row[STATUS], row[REASON], in_order(row)
+  if was and was[1] == status and was[6] == reason and was[7] == row[FAILURES] and was[8] == row[QUESTIONS]
+    and (row[TENANT] == '' or was[2] == row[DUE_AT]) then
+    return
+  end
+  local is = state_of(row)
+  if is_plain(row, unpack(is)) and (not was or is_plain(row, unpack(was))) then
     if was then write('ZREM', P .. 'state:' .. was[1] .. ':' .. row[AGENT], member) end
     write('ZADD', P .. 'state:' .. status .. ':' .. row[AGENT], row[CREATED_AT], member)
     return
   end
   local stale = {}
-  for _, key in ipairs(was and lists(row, was[1], was[6], was[7], was[8]) or {}) do stale[key] = true end
-  for _, key in ipairs(lists(row, status, reason, failures, questions)) do
+  for _, key in ipairs(was and lists(row, unpack(was)) or {}) do stale[key] = true end
+  for _, key in ipairs(lists(row, unpack(is))) do
     if not stale[key] then write('ZADD', key, row[CREATED_AT], member) end
     stale[key] = nil
   end
   for key in pairs(stale) do write('ZREM', key, member) end
-  if status == 'waiting' then write('SADD', P .. 'words', string.match(reason, '^[^ ]*')) end
+  if status == 'waiting' then
+    local word = string.match(reason, '^[^ ]*')
+    write('SADD', P .. 'words', word)
+    if row[TENANT] ~= '' then write('SADD', owned(P .. 'words', row[TENANT]), word) end
+  end
 end
 
 local function get(run)
@@ -132,9 +165,8 @@ local function get(run)
       local row = cjson.decode(stored)
       local old = row[QUESTIONS] == nil  -- of an older release, so it is in no list
       if old then row[CONVERSATION], row[QUESTIONS] = null, '' end
-      known = {row = row, json = stored, unlisted = old, was = {
-        row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN], row[REASON], row[FAILURES], row[QUESTIONS],
-      }}
+      row[TENANT] = row[TENANT] or ''
+      known = {row = row, json = stored, unlisted = old, was = state_of(row)}
       tx.rows[run] = known
     end
   end
@@ -168,9 +200,22 @@ local function all_told(rows)
   return raw('[' .. table.concat(found, ',') .. ']')
 end
 
-local function by_key(key)
+local function by_key(key, tenant)
+  key = owned(key, tenant)
   local run = tx.keys and tx.keys[key] or call('HGET', P .. 'idem', key)
   return run and get(run)
+end
+
+-- Stores the keys by which a row is found.
+local function register(row)
+  if row[IDEM_KEY] ~= null then
+    local key = owned(row[IDEM_KEY], row[TENANT])
+    tx.keys = tx.keys or {}
+    tx.keys[key] = row[RUN_ID]
+    write('HSET', P .. 'idem', key, row[RUN_ID])
+  end
+  write('SADD', P .. 'agents', row[AGENT])
+  if row[TENANT] ~= '' then write('SADD', owned(P .. 'agents', row[TENANT]), row[AGENT]) end
 end
 
 local function add(row)
@@ -178,15 +223,10 @@ local function add(row)
   row[N] = call('INCR', P .. 'n')
   tx.rows[run] = {row = row, dirty = true, unlisted = true}
   if row[N] == 1 then write('SET', P .. 'lists', '1') end
-  if row[IDEM_KEY] ~= null then
-    tx.keys = tx.keys or {}
-    tx.keys[row[IDEM_KEY]] = run
-    write('HSET', P .. 'idem', row[IDEM_KEY], run)
-  end
+  register(row)
   if row[PARENT_ID] ~= null then write('ZADD', P .. 'children:' .. row[PARENT_ID], row[N], run) end
   if row[PRIORITY] > 0 then write('ZADD', P .. 'dues', digits(row[PRIORITY]), digits(row[PRIORITY])) end
   write('ZADD', P .. 'runs', row[N], run)
-  write('SADD', P .. 'agents', row[AGENT])
   return row
 end
 
@@ -199,21 +239,27 @@ local function move(row, was, where)
   if key and not (same and old_score == score) then write('ZADD', key, score, member) end
 end
 
-local function drop(row)
-  local run, was = row[RUN_ID], tx.rows[row[RUN_ID]].was
-  write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run)
-  write('ZREM', P .. 'runs', run)
+-- Removes a row from what depends on its state and its tenant.
+local function unregister(row)
+  local was = tx.rows[row[RUN_ID]].was
   if was then
-    write('ZREM', P .. 'status:' .. was[1], run)
+    write('ZREM', P .. 'status:' .. was[1], row[RUN_ID])
     for _, where in ipairs({place, place_by_priority, place_in_lane, place_inline}) do
       local key, _, member = where(row, unpack(was))
       if key then write('ZREM', key, member) end
     end
+    for _, key in ipairs(lists(row, unpack(was))) do write('ZREM', key, in_order(row)) end
   end
-  if row[IDEM_KEY] ~= null then write('HDEL', P .. 'idem', row[IDEM_KEY]) end
+  if row[IDEM_KEY] ~= null then write('HDEL', P .. 'idem', owned(row[IDEM_KEY], row[TENANT])) end
+end
+
+local function drop(row)
+  local run = row[RUN_ID]
+  write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run)
+  write('ZREM', P .. 'runs', run)
+  unregister(row)
   if row[PARENT_ID] ~= null then write('ZREM', P .. 'children:' .. row[PARENT_ID], run) end
   fixed_lists(row, function(key, _, member) write('ZREM', key, member) end)
-  for _, key in ipairs(was and lists(row, was[1], was[6], was[7], was[8]) or {}) do write('ZREM', key, in_order(row)) end
   tx.rows[run] = false
 end
 

@@ -29,7 +29,7 @@ _N = RunRow._fields.index("n")
 _INDEXES = tuple(index for index in range(len(RunRow._fields)) if index != _N)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
-    "parent_id", "lane", "conversation",
+    "parent_id", "lane", "conversation", "tenant",
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if RunRow._fields[index] not in _FIXED)
 
@@ -89,10 +89,37 @@ CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
     """CREATE TABLE arc_processes (process_id TEXT PRIMARY KEY, worker TEXT NOT NULL, host TEXT NOT NULL,
     pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
     holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
+    """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+DROP INDEX arc_runs_idem;
+CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key, tenant) WHERE idem_key IS NOT NULL;
+DROP INDEX arc_runs_head;
+CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
+DROP INDEX arc_runs_behind;
+CREATE INDEX arc_runs_behind ON arc_runs (lane, tenant, priority DESC, n) WHERE held = 1 AND due_at = 0;
+CREATE INDEX arc_runs_tenant ON arc_runs (tenant, status, agent, created_at) WHERE tenant <> '';
+CREATE INDEX arc_runs_owner ON arc_runs (tenant, run_id) WHERE tenant <> '';
+DROP INDEX arc_runs_key;
+CREATE INDEX arc_runs_key ON arc_runs (run_key, tenant) WHERE run_key IS NOT NULL;
+DROP INDEX arc_runs_conversation;
+CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at, n, tenant) WHERE conversation IS NOT NULL;
+DROP INDEX arc_runs_lane;
+CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at, n, tenant) WHERE lane IS NOT NULL;
+DROP INDEX arc_runs_parent;
+CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at, tenant) WHERE parent_id IS NOT NULL;
+DROP INDEX arc_runs_reason;
+CREATE INDEX arc_runs_reason
+    ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason, tenant) WHERE reason <> '';
+DROP INDEX arc_runs_retrying;
+CREATE INDEX arc_runs_retrying ON arc_runs (created_at, n, tenant) WHERE failures > 0 AND ended_at IS NULL;
+DROP INDEX arc_runs_asking;
+CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant) WHERE questions <> '' AND ended_at IS NULL;
+DROP INDEX arc_runs_in_doubt;
+CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
+    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
 )
 
 _INSERT = (
-    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL,?,?)"
+    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL,?,?,?)"
 )
 _REWRITE = "UPDATE arc_runs SET input = ?, digest = ?, metadata = ?, output = ?, error = ? WHERE n = ?"  # CONTENTS
 _REWRITE_MESSAGE = (
@@ -100,16 +127,17 @@ _REWRITE_MESSAGE = (
 )
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
-_BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
+_OWN_ROW = "SELECT * FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <> '' AND tenant = ? AND run_id = ?"
+_BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _MAKE_READY = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
-    " RETURNING CASE WHEN held = 1 THEN lane END"
+    " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
 _MAKE_FIRST_READY = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n IN"
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
-    " RETURNING CASE WHEN held = 1 THEN lane END"
+    " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
 # The statements of claims name their indexes: SQLite would rather use those of lists, which have more entries.
 _EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
@@ -140,9 +168,11 @@ _NEXT_AGENT = (
     " ORDER BY agent LIMIT 1"
 )
 _NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
-_HEAD = "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND held = 0 AND ended_at IS NULL"
+_HEAD = (
+    "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+)
 _BEHIND = (
-    "SELECT * FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND held = 1 AND due_at = 0"
+    "SELECT * FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
     " ORDER BY priority DESC, n LIMIT 1"
 )
 _LAPSED = f"SELECT * FROM {_LAPSING} WHERE {_IN_PLACE} AND lease_until < ?"
@@ -175,8 +205,8 @@ class SQLiteTransitions(RunTransitions):
         cached: RunRow | None = self.tx.rows.get(run_id)
         return cached if cached is not None else _one(self.tx.execute(_ROW, (run_id,)))
 
-    def by_key(self, idem_key: str) -> RunRow | None:
-        return _one(self.tx.execute(_BY_KEY, (idem_key,)))
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_BY_KEY, (idem_key, tenant)))
 
     def fence(self, run_id: str, token: str | None) -> None:
         self.tx.held(run_id, token)
@@ -203,6 +233,10 @@ class SQLiteTransitions(RunTransitions):
         found = (run_id, old.seq, old.kind, old.msg_id, old.payload)
         return self.tx.execute(_REWRITE_MESSAGE, (new.payload, *found)).rowcount == 1
 
+    def move(self, row: RunRow, after: RunRow) -> None:
+        self.tx.rows.pop(row.run_id, None)
+        self.tx.execute("UPDATE arc_runs SET tenant = ?, held = ? WHERE n = ?", (after.tenant, after.held, row.n))
+
     def _remember(self, row: RunRow) -> None:
         if row.status == "running" and len(row.input) <= LARGEST_KEPT:
             self.tx.rows[row.run_id] = row
@@ -212,13 +246,13 @@ class SQLiteTransitions(RunTransitions):
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = len(self.tx.execute(_DUE, (wall, DUE_AT_ONCE + 1)).fetchall())
         if not due:
             return ()
         update = (_MAKE_READY, (wall,)) if due <= DUE_AT_ONCE else (_MAKE_FIRST_READY, (wall, DUE_AT_ONCE))
-        lanes = [lane for (lane,) in self.tx.execute(*update) if lane is not None]
-        return tuple(dict.fromkeys(lanes))
+        groups = [(lane, tenant) for lane, tenant in self.tx.execute(*update) if lane is not None]
+        return tuple(dict.fromkeys(groups))
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         self._expire_dead_processes()
@@ -254,11 +288,11 @@ class SQLiteTransitions(RunTransitions):
         """Return the agents with ready or running runs, with one index lookup for each agent."""
         return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
 
-    def active_in_group(self, lane: str) -> RunRow | None:
-        return _one(self.tx.execute(_HEAD, (lane,)))
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_HEAD, (lane, tenant)))
 
-    def next_in_group(self, lane: str) -> RunRow | None:
-        return _one(self.tx.execute(_BEHIND, (lane,)))
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_BEHIND, (lane, tenant)))
 
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         return fetch(self.tx.execute(_LAPSED, (want.lease_now,)))
@@ -296,8 +330,8 @@ def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
     return row[0] if row else None
 
 
-def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
-    return _one(view.execute(_ROW, (run_id,)))
+def _get(view: sqlite3.Connection, run_id: str, tenant: str = "") -> RunRow | None:
+    return _one(view.execute(_OWN_ROW, (tenant, run_id)) if tenant else view.execute(_ROW, (run_id,)))
 
 
 def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:

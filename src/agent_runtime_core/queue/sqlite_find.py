@@ -24,19 +24,8 @@ _LIGHT = {**_WITHOUT_INPUT, "metadata": "'{}'"}
 FIRST_WORD = "substr(reason, 1, instr(reason || ' ', ' ') - 1)"  # as in the indexes
 _BEFORE = "(created_at, n) < (?, ?)"
 _THESE = "n IN (SELECT value FROM json_each(?))"
-_NEXT_AGENT = (
-    "SELECT agent FROM arc_runs INDEXED BY arc_runs_state WHERE status = ? AND agent > ? ORDER BY agent LIMIT 1"
-)
-_RUNS = "SELECT status, agent, count(*) FROM arc_runs INDEXED BY arc_runs_state GROUP BY status, agent"
-_OLDEST_PENDING = (
-    "SELECT min(created_at) FROM arc_runs INDEXED BY arc_runs_state WHERE status = 'pending' AND agent = ?"
-)
-_WAITING = (
-    f"SELECT {FIRST_WORD}, count(*) FROM arc_runs INDEXED BY arc_runs_waiting WHERE status = 'waiting' GROUP BY 1"
-)
-_DUE_LATER = "SELECT count(*) FROM arc_runs INDEXED BY arc_runs_due WHERE due_at > 0"
-
 Condition = tuple[str, tuple[Any, ...]]
+_ANY: Condition = ("TRUE", ())
 
 
 @lru_cache(1024)
@@ -98,6 +87,7 @@ def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
         ("asking", wanted.asking, ("questions <> '' AND ended_at IS NULL", ())),
         ("retrying", wanted.retrying, ("failures > 0 AND ended_at IS NULL", ())),
         ("conversation", wanted.conversation is not None, ("conversation = ?", (wanted.conversation,))),
+        ("key", wanted.run_key is not None, ("run_key = ?", (wanted.run_key,))),
         ("lane", wanted.lane is not None, ("lane = ?", (wanted.lane,))),
         ("parent", wanted.parent is not None, ("parent_id = ?", (wanted.parent,))),  # SQLite sorts these
     ]
@@ -110,9 +100,16 @@ def _chosen(view: sqlite3.Connection, wanted: RunFilter) -> _Source:
     if wanted.reason:
         word = wanted.reason.partition(" ")[0]
         return _Source("reason", ((f"reason <> '' AND {FIRST_WORD} = ?", (word,)),))
-    if wanted.statuses is not None or wanted.agent is not None:
-        return _Source("state", [("status = ? AND agent = ?", pair) for pair in _pairs(view, wanted)])
+    if wanted.statuses is not None or wanted.agent is not None or wanted.tenant:
+        index, of = _by_state(wanted.tenant)
+        given = f"{of[0]} AND status = ? AND agent = ?" if of[0] else "status = ? AND agent = ?"
+        return _Source(index, [(given, (*of[1], *pair)) for pair in _pairs(view, wanted)])
     return _Source("created")
+
+
+def _by_state(tenant: str | None) -> tuple[str, Condition]:
+    """Return the index of all runs, or of a tenant's, by status and agent, and the condition for its first column."""
+    return ("tenant", ("tenant <> '' AND tenant = ?", (tenant,))) if tenant else ("state", ("", ()))
 
 
 def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
@@ -120,11 +117,14 @@ def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]
     statuses = tuple(_STATUSES) if wanted.statuses is None else dict.fromkeys(wanted.statuses)
     if wanted.agent is not None:
         return [*product(statuses, (wanted.agent,))]
-    return [(status, agent) for status in statuses for agent in _agents(view, status)]
+    return [(status, agent) for status in statuses for agent in _agents(view, status, wanted.tenant)]
 
 
-def _agents(view: sqlite3.Connection, status: str) -> Iterator[str]:
-    return agents(lambda agent: view.execute(_NEXT_AGENT, (status, agent)).fetchone())
+def _agents(view: sqlite3.Connection, status: str, tenant: str | None) -> Iterator[str]:
+    index, of = _by_state(tenant)
+    texts, values = _split(of, ("status = ?", (status,)))
+    query = _query("agent", _by(index), (*texts, "agent > ?"), "ORDER BY agent LIMIT 1")
+    return agents(lambda agent: view.execute(query, (*values, agent)).fetchone())
 
 
 def _conditions(wanted: RunFilter) -> list[Condition]:
@@ -136,6 +136,8 @@ def _conditions(wanted: RunFilter) -> list[Condition]:
         given.append(("agent = ?", (wanted.agent,)))
     if wanted.statuses is not None:
         given.append((f"status IN ({', '.join('?' * len(wanted.statuses))})", wanted.statuses))
+    if wanted.tenant is not None:
+        given.append(("tenant = ?", (wanted.tenant,)))
     if wanted.ended_before is not None:
         given.append(("ended_at < ?", (wanted.ended_before,)))
     if wanted.prefix:
@@ -187,7 +189,7 @@ def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the rows that a filter admits."""
     if wanted.statuses == () or wanted.limit <= 0:
         return []
-    few = _of_prefix(view, wanted.prefix) if wanted.prefix else None
+    few = _of_prefix(view, wanted.prefix, wanted.tenant) if wanted.prefix else None
     if few is not None:
         return _of_few(view, wanted, few)
     if not wanted.newest_first:
@@ -225,12 +227,13 @@ def _rows(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -
     return [rows[n] for n in numbers if n in rows]
 
 
-def _of_prefix(view: sqlite3.Connection, prefix: str) -> list[int] | None:
+def _of_prefix(view: sqlite3.Connection, prefix: str, tenant: str | None) -> list[int] | None:
     """Return the `n` of all runs whose id or key begins with a prefix, None if they are not few."""
     found: set[int] = set()
     beyond = end_of_prefix(prefix)
+    owner = ("tenant <> '' AND tenant = ?" if tenant else "", (tenant,))
     for column in ("run_id", "run_key"):
-        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)))
+        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)), owner)
         numbers = view.execute(_query("n", "", texts, "LIMIT ?"), (*values, FEW + 1)).fetchall()
         found.update(n for (n,) in numbers)
         if len(numbers) > FEW:
@@ -249,11 +252,23 @@ def _of_few(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int])
 def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     """Return the rows of a filter in order of arrival: those of an index, or of the table if the index has many."""
     source = _chosen(view, wanted)
+    if wanted.tenant:
+        return _rows(view, wanted, _oldest_of_tenant(view, wanted, source))
     if source.name != "created" and (numbers := _numbers(view, wanted, source)) is not None:
         return _of_few(view, wanted, numbers)
     texts, values = _split(*_conditions(wanted), _before(wanted), *_arrived(view, wanted))
     query = _query(_columns(wanted), "NOT INDEXED", texts, "ORDER BY n LIMIT ?")
     return fetch(view.execute(query, (*values, wanted.limit)))
+
+
+def _oldest_of_tenant(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int]:
+    """Return the first `n` of a tenant's runs. Each index has the tenant, so no row of another tenant is read."""
+    found: list[int] = []
+    for key in source.keys:
+        texts, values = _split(key, *_conditions(wanted), _before(wanted))
+        query = _query("n", _by(source.name), texts, "ORDER BY n LIMIT ?")
+        found += (n for (n,) in view.execute(query, (*values, wanted.limit)))
+    return sorted(found)[: wanted.limit]
 
 
 def _numbers(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int] | None:
@@ -284,11 +299,27 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 # -- counts
 
 
-def counts(view: sqlite3.Connection) -> RunCounts:
-    """Return how many runs are stored."""
-    runs: dict[tuple[str, str], int] = {(status, agent): number for status, agent, number in view.execute(_RUNS)}
-    pending = {
-        agent: view.execute(_OLDEST_PENDING, (agent,)).fetchone()[0] for status, agent in runs if status == "pending"
+def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
+    """Return how many runs are stored, or how many of them a tenant has."""
+    of_state, of = _by_state(tenant)
+
+    def read(index: str, columns: str, end: str, *more: Condition) -> list[tuple[Any, ...]]:
+        texts, values = _split(of, *more)
+        return view.execute(_query(columns, _by(index), texts, end), values).fetchall()
+
+    runs: dict[tuple[str, str], int] = {
+        (status, agent): number
+        for status, agent, number in read(of_state, "status, agent, count(*)", "GROUP BY status, agent", _ANY)
     }
-    [due] = view.execute(_DUE_LATER).fetchone()
-    return RunCounts(runs, pending, due, dict(view.execute(_WAITING).fetchall()))
+    oldest = {
+        agent: read(of_state, "min(created_at)", "", ("status = 'pending' AND agent = ?", (agent,)))[0][0]
+        for status, agent in runs
+        if status == "pending"
+    }
+    # The indexes of due and of waiting runs contain the runs of all tenants.
+    live = ("status IN ('pending', 'waiting')" if tenant else "", ())
+    [[due]] = read(of_state if tenant else "due", "count(*)", "", live, ("due_at > 0", ()))
+    waiting = read(
+        of_state if tenant else "waiting", f"{FIRST_WORD}, count(*)", "GROUP BY 1", ("status = 'waiting'", ())
+    )
+    return RunCounts(runs, oldest, due, dict(waiting))

@@ -60,8 +60,8 @@ class RunTransitions(ABC):
       sees or changes it in between.
     * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
       `next_in_group` and `abandoned_inline` find rows.
-    * A group is all rows of one concurrency key (`RunRow.lane`). At most one live row of a group has `held` 0. While no
-      row has, those with `held` QUEUED_BEHIND are all delayed.
+    * A group is all rows of one concurrency key and tenant (`RunRow.lane`, `RunRow.tenant`). At most one live row of a
+      group has `held` 0. While no row has, those with `held` QUEUED_BEHIND are all delayed.
 
     Args:
         tx: The open transaction of the engine. It has `fence(key, token)` and `notify(topic)`.
@@ -92,8 +92,8 @@ class RunTransitions(ABC):
         """Return the row of a run."""
 
     @abstractmethod
-    def by_key(self, idem_key: str) -> RunRow | None:
-        """Return the row with that idempotency key."""
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        """Return the row of that tenant with that idempotency key."""
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
@@ -108,13 +108,13 @@ class RunTransitions(ABC):
         """Delete a row and its mailbox."""
 
     @abstractmethod
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
 
         If there are very many, it may change only those of the greatest priorities; later claims change the others.
 
         Returns:
-            The concurrency keys of the changed rows whose `held` is QUEUED_BEHIND.
+            The concurrency key and the tenant of each changed row whose `held` is QUEUED_BEHIND.
         """
 
     @abstractmethod
@@ -132,12 +132,12 @@ class RunTransitions(ABC):
         """
 
     @abstractmethod
-    def active_in_group(self, lane: str) -> RunRow | None:
-        """Return the live row with that concurrency key and `held` 0."""
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        """Return the live row with that concurrency key and tenant, and `held` 0."""
 
     @abstractmethod
-    def next_in_group(self, lane: str) -> RunRow | None:
-        """Return the row with that concurrency key that may be claimed next.
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        """Return the row with that concurrency key and tenant that may be claimed next.
 
         Of the rows with `held` QUEUED_BEHIND and `due_at` 0, it has the greatest priority, then the smallest `n`.
         """
@@ -161,6 +161,10 @@ class RunTransitions(ABC):
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
         """Replace a stored message by one with another payload, and return whether `old` is stored."""
         raise NotSupported(f"{type(self).__name__} does not define replace_message, so payloads cannot be re-encoded")
+
+    def move(self, row: RunRow, after: RunRow) -> None:
+        """Replace a stored row by the same row with another tenant, and with the `held` of its new group."""
+        raise NotSupported(f"{type(self).__name__} does not define move, so stored runs cannot be given to a tenant")
 
     def save_process(self, row: ProcessRow, kept: float) -> None:
         """Store or replace the row of a process, and delete rows that were last renewed more than `kept` seconds ago.
@@ -191,12 +195,12 @@ class RunTransitions(ABC):
         self.save(row)
         self.notify("work" if row.status in LIVE else "done")
         if row.lane is not None and (row.held or row.status not in LIVE):
-            self._release(row.lane)
+            self._release(row.lane, row.tenant)
         return row
 
-    def _release(self, lane: str) -> None:
-        """Unblock the next run with that concurrency key, if no run with it is active."""
-        if self.active_in_group(lane) is None and (row := self.next_in_group(lane)) is not None:
+    def _release(self, lane: str, tenant: str) -> None:
+        """Unblock the next run of a group, if no run of it is active."""
+        if self.active_in_group(lane, tenant) is None and (row := self.next_in_group(lane, tenant)) is not None:
             self.save(row.with_values(held=0))
             self.notify("work")
 
@@ -207,7 +211,7 @@ class RunTransitions(ABC):
         if row.origin:
             return row.with_values(held=SET_ASIDE)
         return row.with_values(
-            held=QUEUED_BEHIND if row.due_at > 0 or self.active_in_group(row.lane) is not None else 0
+            held=QUEUED_BEHIND if row.due_at > 0 or self.active_in_group(row.lane, row.tenant) is not None else 0
         )
 
     def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
@@ -226,7 +230,7 @@ class RunTransitions(ABC):
 
     def _existing(self, row: RunRow) -> RunRow | None:
         stored = self.get(row.run_id)
-        return self.by_key(row.idem_key) if stored is None and row.idem_key is not None else stored
+        return self.by_key(row.idem_key, row.tenant) if stored is None and row.idem_key is not None else stored
 
     def insert_applied(self, row: RunRow) -> RunRow:
         """Return the result of an `insert` that may have been committed before."""
@@ -248,8 +252,8 @@ class RunTransitions(ABC):
         """Claim up to one run for each ticket, those with expired leases first."""
         found: list[RunRow] = []
         if not want.ready_only:
-            for lane in self.make_due_ready(want.wall):
-                self._release(lane)
+            for lane, tenant in self.make_due_ready(want.wall):
+                self._release(lane, tenant)
             found = self.expired_leases(want, len(want.tickets))
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
@@ -284,7 +288,7 @@ class RunTransitions(ABC):
             if not insert:
                 return ("unknown", None)
             candidate = row
-        elif stored.run_id != row.run_id or (insert and row.digest != stored.digest):
+        elif stored.run_id != row.run_id or (insert and (row.digest, row.tenant) != (stored.digest, stored.tenant)):
             return ("conflict", stored)
         elif stored.status == "running" and not self._has_ended(stored, want):
             return ("held", stored)
@@ -313,7 +317,7 @@ class RunTransitions(ABC):
         """Return the active run with the concurrency key of `row`, after setting abandoned inline runs aside."""
         while (
             row.lane is not None
-            and (active := self.active_in_group(row.lane)) is not None
+            and (active := self.active_in_group(row.lane, row.tenant)) is not None
             and active.run_id != row.run_id
         ):
             if not active.origin or active.status == "waiting" or not self._has_ended(active, want):
@@ -471,6 +475,33 @@ class RunTransitions(ABC):
             self.replace_contents(row.with_values(**dict(zip(CONTENTS, new, strict=True))))
         return "rewritten"
 
+    def assign(self, run_id: str, tenant: str) -> str:
+        """Give a stored run to a tenant.
+
+        Returns:
+            "assigned"; or, without a change, "gone" if the run is not stored, "running" if a worker executes it, and
+            "taken" if a run of the tenant has its idempotency key, or has its concurrency key while the run waits.
+        """
+        row = self.get(run_id)
+        if row is None:
+            return "gone"
+        if row.tenant == tenant:
+            return "assigned"
+        if row.status == "running":
+            return "running"
+        if row.idem_key is not None and self.by_key(row.idem_key, tenant) is not None:
+            return "taken"
+        after = row.with_values(tenant=tenant)
+        if row.lane is not None and row.status in LIVE:
+            if row.status == "pending":
+                after = self._enter_group(after)
+            elif self.active_in_group(row.lane, tenant) is not None:
+                return "taken"
+        self.move(row, after)
+        if row.lane is not None and row.status in LIVE:
+            self._release(row.lane, row.tenant)
+        return "assigned"
+
     def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:
         """Replace messages by the same ones, encoded in another way, if they are stored.
 
@@ -489,7 +520,7 @@ def _released_by(row: RunRow, how: RunUpdate) -> bool:
 
 OPS = (
     "insert", "claim", "take", "settle", "beat", "post", "abandoned", "end", "reopen", "delete", "rewrite",
-    "rewrite_mail", "save_process", "drop_process",
+    "rewrite_mail", "assign", "save_process", "drop_process",
 )  # fmt: skip
 
 

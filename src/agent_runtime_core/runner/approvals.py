@@ -65,6 +65,8 @@ class ApprovalRequest:
     cursor: str
     #: Why the last message that was meant as an answer does not fit; None if there is none.
     problem: str | None = None
+    #: Whose run it is; None for a run without a tenant.
+    tenant: str | None = None
 
 
 class _Position(NamedTuple):
@@ -100,7 +102,7 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
 
 
 async def open_requests(
-    queue: RunQueue, limit: int, after: str | None, agent: str | None, *, metadata: bool = False
+    queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = "", *, metadata: bool = False
 ) -> list[tuple[RunRow, ApprovalRequest]]:  # fmt: skip
     """Return the open questions of all runs, the oldest first, each with the row of its run: light, or with `metadata`.
 
@@ -109,7 +111,9 @@ async def open_requests(
     """
     start = None if after is None else _Position.of_cursor(after)
     first: list[_Found] = []
-    wanted = RunFilter(agent=agent, asking=True, light=not metadata, without_input=metadata, limit=_BATCH)
+    wanted = RunFilter(
+        agent=agent, tenant=tenant or None, asking=True, light=not metadata, without_input=metadata, limit=_BATCH
+    )
     while rows := await queue.find(wanted):
         first = heapq.nsmallest(limit, (*first, *_in(rows, start)))
         if len(rows) < _BATCH:
@@ -120,7 +124,8 @@ async def open_requests(
     asked = ((each[1], _request(*each, mail[each[1].run_id])) for each in first)
     found = [(row, request) for row, request in asked if request is not None]
     if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
-        found += await open_requests(queue, limit - len(found), first[-1][0].cursor(), agent, metadata=metadata)
+        last = first[-1][0].cursor()
+        found += await open_requests(queue, limit - len(found), last, agent, tenant, metadata=metadata)
     return found
 
 
@@ -156,6 +161,7 @@ def _request(
         approved_before=payload.get("approved_before"),
         cursor=position.cursor(),
         problem=_problem(payload, message.name, mail),
+        tenant=row.tenant or None,
     )
 
 

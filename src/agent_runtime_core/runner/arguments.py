@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_name, checked_time, mapping
+from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, mapping
 from .._core.clock import shown_duration
 from .._core.codec.json import decode_dict
 from .._core.ids import stored_id
@@ -80,7 +80,7 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
 def run_filter(
     status: RunStatus | str | Sequence[RunStatus | str] | None, agent: str | None, since: _dt.datetime | float | None,
     until: _dt.datetime | float | None, prefix: str | None, parent: UUID | str | None, conversation: UUID | str | None,
-    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int,
+    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int, tenant: str | None = None,
 ) -> RunFilter:  # fmt: skip
     """Return the filter of `AgentRunner.runs`, or raise InvalidArgument about an argument of it."""
     if agent is not None and not isinstance(agent, str):
@@ -94,13 +94,15 @@ def run_filter(
     of_conversation = None if conversation is None else conversation_of({"conversation_id": conversation})
     if conversation is not None and of_conversation is None:
         raise must("conversation", "be a UUID or a non-empty string", conversation)
+    owner = checked_tenant(tenant)
     return RunFilter(
         _statuses(status), agent, begin, limit=checked_int("limit", limit), until=end, newest_first=newest_first,
         prefix=None if prefix is None else checked_name("prefix", prefix),
-        parent=None if parent is None else stored_id(parent),
+        parent=None if parent is None else stored_id(parent, owner),
         conversation=of_conversation,
         lane=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
         reason=None if reason is None else checked_name("reason", reason),
+        tenant=owner or None,
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ async def cancel_tree(
     for end in ends:
         log.info(
             "run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent,
-            extra=about_run(end.row.run_id, end.row.attempt),
+            extra=about_run(end.row.run_id, end.row.attempt, end.row.tenant),
         )  # fmt: skip
         await _after_end(backends, end, now, recorded=not separate)
     for each in earlier:  # a cancellation before may have been interrupted
@@ -307,7 +307,7 @@ class AbandonedRuns:
         log.warning(
             "run %s of agent %r finished: cancelled. Worker %r has ended, and no other worker took the run over, so "
             "its cancel hook did not run", row.run_key or row.run_id, row.agent, row.worker,
-            extra=about_run(row.run_id, row.attempt),
+            extra=about_run(row.run_id, row.attempt, row.tenant),
         )  # fmt: skip
         await _after_end(backends, end, now, recorded=backends.together)
 

@@ -65,7 +65,7 @@ async def completion_operations(agent: CompletionHook, row: RunRow, result: RunR
     except Exception:  # the run ends nevertheless
         log.exception(
             "operations() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
-            extra=about_run(row.run_id, row.attempt),
+            extra=about_run(row.run_id, row.attempt, row.tenant),
         )  # fmt: skip
         return []
 
@@ -78,5 +78,5 @@ async def call_on_end(agent: CompletionHook, row: RunRow, result: RunResult) -> 
     except Exception:  # the run ends nevertheless
         log.exception(
             "on_end() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
-            extra=about_run(row.run_id, row.attempt),
+            extra=about_run(row.run_id, row.attempt, row.tenant),
         )  # fmt: skip

@@ -78,8 +78,11 @@ from .unread_messages import UnreadMessages
 _RUNNING = RunStatus.RUNNING.value
 #: After these errors the same run may be executed later, or by another worker.
 PASSING = (StorageBusy, StorageFull, *UNREADABLE)
-#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
-HELD_CONCURRENCY_KEYS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_held_concurrency_keys")
+#: The runs with a concurrency key that this task is part of, by key and tenant: what it executes must not wait for
+#: them.
+HELD_CONCURRENCY_KEYS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar(
+    "agent_runtime_core_held_concurrency_keys"
+)
 #: The ids of all runs that this task is part of, the outermost first.
 ENCLOSING_RUNS: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_enclosing_runs")
 
@@ -193,9 +196,14 @@ class RunExecution:
             await self.claim.release_unstarted(None if self.inline else error, self._jitter())
             raise error
 
+    @property
+    def logged(self) -> LoggedRun:
+        """The fields of this run in log records."""
+        return LoggedRun(self.row.run_id, self.row.attempt, self.row.tenant)
+
     def log_claim(self) -> Token[LoggedRun | None]:
         """Log that the run was claimed. From here on, log records of the current task are about this run."""
-        token = LOGGED_RUN.set(LoggedRun(self.row.run_id, self.row.attempt))
+        token = LOGGED_RUN.set(self.logged)
         if log.isEnabledFor(logging.INFO):
             log.info("%s claimed by %s, attempt %d", self.claim.label, self.row.worker, self.row.attempt)
         return token
@@ -313,7 +321,9 @@ class RunExecution:
     async def record_start(self, journal: RunJournal) -> None:
         """Record that the attempt started."""
         row = self.row
-        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
+        # Without a tenant the record is that of releases without tenants.
+        started = {"tenant": row.tenant} if row.tenant else None
+        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, started)
         self.claim.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
@@ -537,7 +547,7 @@ class RunExecution:
                 claim.attempt_recorded = False
                 claim.replace_row(parked=0)
             await self.calls.pause(retry.delay)
-            LOGGED_RUN.set(LoggedRun(row.run_id, claim.row.attempt))
+            LOGGED_RUN.set(self.logged)
             return
         due_at = claim.clock.wall() + retry.delay if retry.delay else 0.0
         update = claim.run_update(
@@ -580,7 +590,8 @@ class RunExecution:
         context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
         if self.row.lane is not None:
-            context.run(HELD_CONCURRENCY_KEYS.set, {**HELD_CONCURRENCY_KEYS.get({}), self.row.lane: self.row.run_id})
+            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.lane, self.row.tenant)
+            context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: self.row.run_id})
         return context
 
     def _start_agent(self, ctx: Context) -> asyncio.Task[Any]:

@@ -208,7 +208,7 @@ def _row(
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
     input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
     return backends.queue.new_row(
-        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=source.lane
+        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=source.lane, tenant=source.tenant
     )
 
 

@@ -174,13 +174,14 @@ async def _open(
     config: RunnerConfig | None,
     durability: str | None,
     concurrency_key: str | None,
+    tenant: str | None,
 ) -> tuple[AgentRunner, OpenRunSession, Context]:
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:
         row = runner.queue.new_row(
-            run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline"
+            run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline", tenant=tenant
         )
         outcome, there = await runner.claim_run(row)
         assert there is not None
@@ -221,6 +222,7 @@ async def open_run(
     config: RunnerConfig | None = None,
     durability: str | None = None,
     concurrency_key: str | None = None,
+    tenant: str | None = None,
 ) -> AsyncIterator[Context]:
     """Execute a block of your code as a durable run.
 
@@ -239,13 +241,16 @@ async def open_run(
         config: Settings. None means no time limit.
         durability: As in `AgentRunner.open`.
         concurrency_key: Runs with the same key execute one at a time.
+        tenant: Whose run it is; see `AgentRunner.submit`.
 
     Raises:
         IdempotencyConflict: The run id belongs to a run with another input.
         RunBusy: Another process executes the run, or another run has the concurrency key.
         RunFailed: The run was cancelled.
     """
-    runner, session, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    runner, session, ctx = await _open(
+        path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+    )
     outer = CURRENT_CLAIM.get()
     CURRENT_CLAIM.set(session.fenced_writes)
     try:
@@ -318,13 +323,16 @@ def open_run_sync(
     config: RunnerConfig | None = None,
     durability: str | None = None,
     concurrency_key: str | None = None,
+    tenant: str | None = None,
 ) -> Iterator[SyncRun]:
     """Execute a block of code without an event loop as a durable run; see `open_run`.
 
     with open_run_sync("jobs.db", run_id="nightly") as run:
         report = run.sync_ctx.step("fetch", fetch)
     """
-    runner, session, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    runner, session, ctx = call(
+        _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+    )
     active = ACTIVE_RUN.set(ctx.control)
     try:
         yield SyncRun(ctx, session.fenced_writes)

@@ -424,7 +424,7 @@ class _Documents:
             return
         for space, kind in await documents.read("kinds"):
             if space is None or kind is None:
-                result.not_supported[self._name] = "the name of a space is too long to be read from its directory"
+                result.not_supported[self._name] = "an earlier release has not stored the long name of a space"
                 continue
             try:
                 await self._reencrypt_kind(_Stored(documents, space, kind))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_seconds
+from .._core.arguments import checked_int, checked_seconds, checked_tenant
 from .._core.codec.json import encode
-from .._core.ids import new_ulid, stored_id, unbroken
+from .._core.ids import is_uuid, new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
 from .._core.log import about_run, log
 from .._core.validation import must
@@ -122,7 +123,8 @@ class RunClient:
 
     def _recorder(self, row: RunRow, *, audited: bool = True) -> RunRecorder:
         make = cast("Any", load(".run_recorder:StoredRunRecorder", package=__package__))
-        return cast(RunRecorder, make(self.persistence, self.backends, row, audited=audited))
+        stores = self.persistence.for_tenant(row.tenant or None)
+        return cast(RunRecorder, make(stores, self.backends, row, audited=audited))
 
     def _conversation_services(
         self,
@@ -149,7 +151,7 @@ class RunClient:
                 "conversation of run %s (agent %s) is not stored: its runner was not opened from a URL and has no "
                 "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
                 "conversations, or persistence=None to turn this warning off",
-                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt),
+                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt, row.tenant),
             )  # fmt: skip
 
     @property
@@ -169,13 +171,19 @@ class RunClient:
 
     # -- asking
 
-    async def get_run(self, run_id: UUID | str) -> RunInfo:
+    async def get_run(self, run_id: UUID | str, *, tenant: str | None = None) -> RunInfo:
         """Return the status and description of a run.
 
+        Args:
+            run_id: The run, by its id or its key.
+            tenant: The tenant whose run it is. Every method that takes a run id takes it too: a run key is a name
+                within its tenant. None means the run without a tenant, or else the only tenant's run with that key.
+
         Raises:
+            InvalidArgument: `tenant` is None, and several tenants use the run key.
             UnknownRun: No such run is stored.
         """
-        return RunInfo.of(await self.queue.require(run_id))
+        return RunInfo.of(await self.queue.require(run_id, tenant))
 
     async def runs(
         self,
@@ -191,6 +199,7 @@ class RunClient:
         concurrency_key: str | None = None,
         reason: str | None = None,
         newest_first: bool = False,
+        tenant: str | None = None,
     ) -> list[RunInfo]:
         """List runs in order of submission.
 
@@ -207,14 +216,16 @@ class RunClient:
             reason: Only runs with this reason. "signal" is also the reason of runs that wait for the signal "go",
                 which have the reason "signal go".
             newest_first: List the runs by the time of their submission instead, the newest first.
+            tenant: Only runs of this tenant.
         """
         wanted = run_filter(
-            status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit
-        )
+            status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
+            tenant,
+        )  # fmt: skip
         return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def approvals(
-        self, limit: int = 100, after: str | None = None, *, agent: str | None = None
+        self, limit: int = 100, after: str | None = None, *, agent: str | None = None, tenant: str | None = None
     ) -> list[ApprovalRequest]:
         """List the open questions of all runs to people, the oldest first: approvals and reviews of steps in doubt.
 
@@ -224,17 +235,22 @@ class RunClient:
             limit: How many at most. A page with fewer is the last one.
             after: The `cursor` of the last request of the page before. None means the first page.
             agent: Only those of runs of the agent with this key.
+            tenant: Only those of runs of this tenant.
         """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
-        return [each for _, each in await open_requests(self.queue, checked_int("limit", limit), after, agent)]
+        found = await open_requests(self.queue, checked_int("limit", limit), after, agent, checked_tenant(tenant))
+        return [each for _, each in found]
 
-    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
+    async def wait(
+        self, run_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None
+    ) -> RunResult:  # fmt: skip
         """Return the run's result, waiting up to `timeout` seconds for it to finish.
 
         Args:
             run_id: The run.
             timeout: Seconds. 0 only checks whether the run has finished; None waits without a limit.
+            tenant: As in `get_run`.
 
         Raises:
             TimeoutError: The run has not finished in that time.
@@ -242,7 +258,7 @@ class RunClient:
         """
         if timeout is not None:
             timeout = checked_seconds("timeout", timeout)
-        key = (await self.queue.require(run_id)).run_id
+        key = await self._id_of(run_id, tenant)
         ended = await self._until_ended(key, at_most=timeout)
         if ended is None:
             raise TimeoutError(
@@ -259,7 +275,7 @@ class RunClient:
 
     async def stream(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
-        *, max_unsent_bytes: int | None = None,
+        *, max_unsent_bytes: int | None = None, tenant: str | None = None,
     ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """Yield the run's events, stored ones and then live ones, until the run has finished.
 
@@ -270,8 +286,10 @@ class RunClient:
                 `max_unsent_bytes` have not been read here. An event counts as read when the next one is requested. The
                 run may be executed by another process, which waits only for readers that live.
             max_unsent_bytes: Bytes. None means the runner's setting.
+            tenant: As in `get_run`.
         """
-        async with self._following(run_id, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
+        key = (await self.queue.require(run_id, tenant)).run_id
+        async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 for event in page:
                     yield event
@@ -280,7 +298,7 @@ class RunClient:
 
     async def event_pages(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
-        *, max_unsent_bytes: int | None = None,
+        *, max_unsent_bytes: int | None = None, tenant: str | None = None,
     ) -> AsyncGenerator[Sequence[Event], None]:  # fmt: skip
         """Yield the events of `stream` in pages of at most 256 KiB, for code that sends them to many readers.
 
@@ -291,8 +309,10 @@ class RunClient:
             since_sequence: The sequence number of the first event.
             backpressure: As in `stream`. The events of a page count as read when the next page is requested.
             max_unsent_bytes: Bytes. None means the runner's setting.
+            tenant: As in `get_run`.
         """
-        async with self._following(run_id, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
+        key = (await self.queue.require(run_id, tenant)).run_id
+        async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 yield page
                 if output is not None:
@@ -300,9 +320,8 @@ class RunClient:
 
     @contextlib.asynccontextmanager
     async def _following(
-        self, run_id: UUID | str, since: int, backpressure: bool, max_unsent_bytes: int | None
+        self, key: str, since: int, backpressure: bool, max_unsent_bytes: int | None
     ) -> AsyncIterator[tuple[AsyncGenerator[Sequence[Event], None], Reader | None]]:
-        key = (await self.queue.require(run_id)).run_id
         checked_int("since_sequence", since, least=0)
         most = None if max_unsent_bytes is None else checked_int("max_unsent_bytes", max_unsent_bytes)
         async with contextlib.AsyncExitStack() as stack:
@@ -315,7 +334,9 @@ class RunClient:
 
     # -- acting on runs
 
-    async def cancel(self, run_id: UUID | str, *, wait: bool = False, by: str | None = None) -> bool | RunStatus:
+    async def cancel(
+        self, run_id: UUID | str, *, wait: bool = False, by: str | None = None, tenant: str | None = None
+    ) -> bool | RunStatus:  # fmt: skip
         """Cancel a run and its child runs.
 
         A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
@@ -325,6 +346,7 @@ class RunClient:
             run_id: The run.
             wait: Wait until the run has finished.
             by: Who cancels it. The name is stored with the run, and shown by its page.
+            tenant: As in `get_run`.
 
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
@@ -332,7 +354,7 @@ class RunClient:
         self._require_writable()
         asked = None
         while True:
-            row = await self.queue.require(run_id)
+            row = await self.queue.require(run_id, tenant)
             if row.status not in LIVE:
                 if row.status == "cancelled":
                     await cancel_with_children(self.backends, self.registry, row)
@@ -369,12 +391,12 @@ class RunClient:
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             log.warning(
                 "the messages of run %s are not in its conversation: %s", row.run_key or row.run_id, text_of(error),
-                extra=about_run(row.run_id, row.attempt),
+                extra=about_run(row.run_id, row.attempt, row.tenant),
             )  # fmt: skip
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None,
-        answers: bool = True,
+        answers: bool = True, tenant: str | None = None,
     ) -> bool:  # fmt: skip
         """Send a signal to a run. It is kept until the run waits for a signal of that name.
 
@@ -385,6 +407,7 @@ class RunClient:
             message_id: Signals with the same id are delivered once.
             answers: Whether `ctx.approve` of that name may take the signal as its answer. Pass False for a sender who
                 may not approve.
+            tenant: As in `get_run`.
 
         Returns:
             False if the run has finished.
@@ -394,11 +417,18 @@ class RunClient:
             UnknownRun: No such run is stored.
         """
         self._require_writable()
-        return await self._signal(run_id, name, payload, message_id, prefix="" if answers else SIGNAL_ONLY)
+        prefix = "" if answers else SIGNAL_ONLY
+        return await self._signal(run_id, name, payload, message_id, prefix=prefix, tenant=tenant)
+
+    async def _id_of(self, run_id: UUID | str, tenant: str | None) -> str:
+        """Return the stored id of the run that a caller names. The store is asked only if that may matter."""
+        if tenant is None and is_uuid(run_id):
+            return stored_id(run_id)
+        return (await self.queue.require(run_id, tenant)).run_id
 
     async def _signal(
         self, run_id: UUID | str, name: str, payload: Any, message_id: str | None, by: str | None = None,
-        *, prefix: str = "",
+        *, prefix: str = "", tenant: str | None = None,
     ) -> bool:  # fmt: skip
         name = unbroken("signal name", name)
         if message_id:
@@ -407,11 +437,12 @@ class RunClient:
                 fix = "Use runner.approve to answer a request"
                 raise must("message_id", f"not begin with {ANSWER!r}", message_id, fix)
         mail_id = prefix + (message_id or new_ulid(self.queue.clock))
-        status, _ = await self._post(run_id, "signal", name, encode(payload), mail_id, message_id, by)
+        key = await self._id_of(run_id, tenant)
+        status, _ = await self._post(key, "signal", name, encode(payload), mail_id, message_id, by)
         return status in LIVE
 
     async def _post(
-        self, run_id: UUID | str, kind: str, name: str, payload: str, mail_id: str, message_id: str | None,
+        self, key: str, kind: str, name: str, payload: str, mail_id: str, message_id: str | None,
         by: str | None = None,
     ) -> tuple[str, int]:  # fmt: skip
         """Put a message into the mailbox of a run; return what `RunQueue.post` returns.
@@ -422,12 +453,11 @@ class RunClient:
             IdempotencyConflict: The caller has used the message id before, for another message.
             UnknownRun: No such run is stored.
         """
-        key = stored_id(run_id)
         op = self.queue.post_op(key, kind, name, payload, mail_id)
         ops = [op, *self.queue.acted_ops(key, "answer", by, mail_id)]
         status, number = (await self.queue.commits.commit(None, ops))[0]
         if status == "unknown":
-            raise self.queue.unknown_run(run_id)
+            raise self.queue.unknown_run(key)
         if message_id and number:
             same_message(message_id, op.args[1], (await self.queue.mail(key, number - 1))[0])
         return status, number
@@ -439,6 +469,7 @@ class RunClient:
         *,
         when: str = "next_turn",
         message_id: str | None = None,
+        tenant: str | None = None,
     ) -> str:
         """Send a message to an agent that works on a run. It is stored when this returns.
 
@@ -451,6 +482,7 @@ class RunClient:
             when: "next_turn" waits for the end of the model call in flight, "interrupt" ends it. Running tools are
                 never interrupted.
             message_id: Messages with the same id are stored once.
+            tenant: As in `get_run`.
 
         Returns:
             The id of the message, as the "message.received" event has it.
@@ -464,9 +496,10 @@ class RunClient:
         self._require_writable()
         payload = mailbox_payload(user_message(message), checked_when(when))
         sent_id = unbroken("message_id", message_id) if message_id else new_ulid(self.queue.clock)
-        status, number = await self._post(run_id, MESSAGE, "", payload, mailbox_id(sent_id), message_id)
+        key = await self._id_of(run_id, tenant)
+        status, number = await self._post(key, MESSAGE, "", payload, mailbox_id(sent_id), message_id)
         if status not in LIVE and not number:  # with a number, it was stored before the run finished
-            raise IllegalTransition(no_messages_reason(await self.queue.require(run_id), run_id))
+            raise IllegalTransition(no_messages_reason(await self.queue.require(key), run_id))
         return sent_id
 
     async def approve(
@@ -478,6 +511,7 @@ class RunClient:
         request_id: str | None = None,
         message_id: str | None = None,
         by: str | None = None,
+        tenant: str | None = None,
     ) -> bool:
         """Answer `ctx.approve(name, …)`.
 
@@ -488,6 +522,7 @@ class RunClient:
             request_id: That of the "approval.requested" event. None means the only open request of that name.
             message_id: Answers with the same id are delivered once.
             by: Who answers. The name is stored with the run, and shown by its page.
+            tenant: As in `get_run`.
 
         Returns:
             False if the run has finished, or the request was answered before or is closed: its time limit has passed.
@@ -500,7 +535,7 @@ class RunClient:
             UnknownRun: No such run is stored.
         """
         self._require_writable()
-        key = stored_id(run_id)
+        key = await self._id_of(run_id, tenant)
         if message_id:
             message_id = unbroken("message_id", message_id)
         asked = await AskedRequests.of(self.queue, self.event_bus, key, name, run_id)
@@ -509,21 +544,22 @@ class RunClient:
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
             raise must(where, "be that of an approval.requested event", request_id, "Leave it out if only one is open")
         if not requests:
-            return await self._signal(run_id, name, answer, message_id, by)
+            return await self._signal(key, name, answer, message_id, by)
         wanted = asked.chosen(request_id, message_id)
         if wanted is None:
             return False
         asked.check(wanted, answer)
         # An id of its own for each answer: the first one in the mailbox counts, and its caller must know that it does.
         mail_id = answer_id(wanted, message_id or new_ulid(self.queue.clock))
-        status, number = await self._post(run_id, "signal", name, encode(answer), mail_id, message_id, by)
+        status, number = await self._post(key, "signal", name, encode(answer), mail_id, message_id, by)
         if status not in LIVE or number <= asked.read + 1:
             return status in LIVE  # as the next message, or one that was read above, it is the first answer
         return asked.decided_by(wanted, decisions(await self.queue.mail(key, asked.read))) == mail_id
 
     async def resume(
-        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None
-    ) -> RunInfo:
+        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
+        tenant: str | None = None,
+    ) -> RunInfo:  # fmt: skip
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
         Completed steps keep their results. Counters of attempts and crashes start at 0. What the run has used so far
@@ -535,6 +571,7 @@ class RunClient:
                 the run's input; a mapping removes a limit with None. They are stored with the run and apply until
                 another call replaces them. Child runs that have started keep the limits they started with.
             by: Who resumes it. The name is stored with the run, and shown by its page.
+            tenant: As in `get_run`.
 
         Returns:
             The run, which is pending.
@@ -546,7 +583,7 @@ class RunClient:
         """
         self._require_writable()
         named = named_limits(limits)
-        ended = await self.queue.require(run_id)
+        ended = await self.queue.require(run_id, tenant)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         pending = Op("state.status", (key, RunStatus.PENDING.value, now))
@@ -558,7 +595,7 @@ class RunClient:
             ops += self.queue.acted_ops(key, "resume", by, f"resume:{ended.generation}")
             await queue.commit(None, ops)
         except RowChanged:
-            row = await self.queue.require(run_id)
+            row = await self.queue.require(key)
             raise IllegalTransition(
                 f"cannot resume run {str(run_id)!r}: it {status_words(row.status)}. "
                 "Only failed, timed-out, cancelled or dead runs can be resumed. Use runner.wait(run_id) for its result"
@@ -569,10 +606,11 @@ class RunClient:
         return await self.get_run(key)
 
     async def requeue(
-        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None
-    ) -> RunInfo:
+        self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
+        tenant: str | None = None,
+    ) -> RunInfo:  # fmt: skip
         """Take a run out of the dead-letter queue. The same as `resume`."""
-        return await self.resume(run_id, limits=limits, by=by)
+        return await self.resume(run_id, limits=limits, by=by, tenant=tenant)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete finished runs that are older than the retention of their status.
@@ -592,25 +630,29 @@ class RunClient:
         await self._abandoned().end_all()
         return await vacuum(self.backends, kept, self._fenced_stores(), compact)
 
-    async def discard(self, run_id: UUID | str) -> None:
+    async def discard(self, run_id: UUID | str, *, tenant: str | None = None) -> None:
         """Delete a finished run with its journal, events and messages. Its id can be used again.
 
         A run that was cancelled and that no process executes is ended first, as `cancel` does it.
+
+        Args:
+            run_id: The run.
+            tenant: As in `get_run`.
 
         Raises:
             IllegalTransition: The run has not finished.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
-        row = await self.queue.require(run_id)
+        row = await self.queue.require(run_id, tenant)
         if row.status in LIVE and row.cancel_at is not None:
             await self._abandoned().end_tree(row.run_id, waiting=False)
-            row = await self.queue.require(run_id)
+            row = await self.queue.require(row.run_id)
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced_stores())
             except RowChanged:  # it was restarted since it was read, and has perhaps finished again
-                row = await self.queue.require(run_id)
+                row = await self.queue.require(row.run_id)
         raise IllegalTransition(
             f"cannot delete run {str(run_id)!r}: it {status_words(row.status)}. Cancel it first with "
             "runner.cancel(run_id)"
@@ -625,6 +667,7 @@ class RunClient:
         input: Mapping[str, Any] | None = None,
         effects: str = "refuse",
         by: str | None = None,
+        tenant: str | None = None,
     ) -> UUID:
         """Store a new run that resumes from a step of this one.
 
@@ -642,6 +685,7 @@ class RunClient:
                 lineage has completed or started: "refuse" raises EffectAlreadyDone, "reuse" takes the saved result,
                 "ask" requests the approval `repeat:<step name>`, and "repeat" runs the step again.
             by: Who forks it. The name is stored in `forked_from`, and shown by the page of the new run.
+            tenant: As in `get_run`. The new run has the tenant of this run, and `new_run_id` is a name within it.
 
         Returns:
             The id of the new run, once it is durable.
@@ -651,21 +695,22 @@ class RunClient:
             InvalidArgument: The step has no saved result.
         """
         self._require_writable()
-        source = await self.queue.require(run_id)
+        source = await self.queue.require(run_id, tenant)
         return await fork(self.backends, source, after_step, new_run_id, input, effects, by)
 
     # -- without a loop
 
     def stream_sync(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
-        *, max_unsent_bytes: int | None = None,
+        *, max_unsent_bytes: int | None = None, tenant: str | None = None,
     ) -> Iterator[Event]:  # fmt: skip
         """`stream` for code without an event loop, or in a thread next to one.
 
         for event in runner.stream_sync(run_id):
             print(event.event_type)
         """
-        return iterate(self.stream, run_id, since_sequence, backpressure, max_unsent_bytes=max_unsent_bytes)
+        follow = partial(self.stream, max_unsent_bytes=max_unsent_bytes, tenant=tenant)
+        return iterate(follow, run_id, since_sequence, backpressure)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`wait` for code without an event loop, or in a thread next to one."""

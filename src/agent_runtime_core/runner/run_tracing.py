@@ -52,7 +52,8 @@ class RunTracing:
         about = {
             "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
             "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
-            "operation": self._operation, "trace": trace, "previous": _previous(row, trace, records),
+            "operation": self._operation, "tenant": row.tenant or None, "trace": trace,
+            "previous": _previous(row, trace, records),
         }  # fmt: skip
         self._tracer.start_run(known_uuid(row.run_id), about)
         return trace

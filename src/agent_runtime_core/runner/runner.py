@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
+from .._core.arguments import checked_tenant
 from .._core.codec.json import decode
 from .._core.ids import known_uuid
 from .._core.log import log
@@ -284,6 +285,7 @@ class AgentRunner(RunClient):
         parent_run_id: UUID | str | None = None,
         concurrency_key: str | None = None,
         deadline: _dt.datetime | float | None = None,
+        tenant: str | None = None,
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
@@ -304,6 +306,7 @@ class AgentRunner(RunClient):
             concurrency_key: As in `submit`.
             deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
                 that of a stored run for this call. A run that cannot resume before it ends timed out at once.
+            tenant: As in `submit`.
 
         Raises:
             IdempotencyConflict: The run id belongs to a run with another agent or input.
@@ -316,19 +319,38 @@ class AgentRunner(RunClient):
         if recover not in ("inline", "worker"):
             raise must("recover", "be 'inline' or 'worker'", recover)
         runtime = self.agent(agent)
-        input_ = merged_input(input_data, params)
-        key = await self._free_key(concurrency_key, input_, parent_run_id)
-        row = self.queue.new_row(
-            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent_run_id,
-            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "",
+        result = await self._execute_new(
+            runtime, run_id, merged_input(input_data, params), recover, if_running, parent_run_id,
+            await self._owner(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
         )  # fmt: skip
-        result = await self._execute(row, runtime, if_running)
         return result.raise_for_status() if raise_on_error else result
 
-    async def _free_key(self, given: str | None, input_: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+    async def _execute_new(
+        self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
+        if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
+        *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
+    ) -> RunResult:  # fmt: skip
+        key = await self._free_key(concurrency_key, input_, parent, tenant)
+        row = self.queue.new_row(
+            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
+            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
+        )  # fmt: skip
+        return await self._execute(row, runtime, if_running)
+
+    async def _owner(self, tenant: str | None, parent: UUID | str | None) -> str:
+        """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
+        owner = checked_tenant(tenant)
+        if parent is None or owner:
+            return owner
+        found = await self.queue.row(parent)
+        return "" if found is None else found.tenant
+
+    async def _free_key(
+        self, given: str | None, input_: Mapping[str, Any], parent: UUID | str | None, tenant: str
+    ) -> str | None:
         """Return the run's concurrency key; None within a run that holds the slot of the same conversation."""
         key = concurrency_key_of(given, input_, parent)
-        if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key)) is not None:
+        if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key, tenant)) is not None:
             if given:
                 raise run_busy_error("behind", enclosing, self.queue.clock.wall())
             return None
@@ -387,9 +409,9 @@ class AgentRunner(RunClient):
             await self._until_ended(there.run_id, at_most=at_most)
         return None
 
-    async def _enclosing_run(self, key: str) -> RunRow | None:
+    async def _enclosing_run(self, key: str, tenant: str) -> RunRow | None:
         """Return the run that holds that concurrency slot and that this task is part of: it must not be waited for."""
-        run_id = HELD_CONCURRENCY_KEYS.get({}).get(key)
+        run_id = HELD_CONCURRENCY_KEYS.get({}).get((key, tenant))
         row = await self.queue.row(run_id) if run_id is not None else None
         return row if row is not None and row.status == "running" else None
 
@@ -451,14 +473,15 @@ class AgentRunner(RunClient):
         )
 
     async def _run_child_here(
-        self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str, recover: str
+        self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str, recover: str, tenant: str
     ) -> RunResult:
         there = await self.queue.row(run_id)
         if there is not None and there.parent_id == parent:
             input = cast("dict[str, Any]", decode(there.input))  # it resumes with its first input
+            tenant = there.tenant  # a run and its child runs are given to a tenant one after the other
             if there.agent != (agent if isinstance(agent, str) else key_of(agent)):
                 agent = there.agent  # `ctx.renamed` gave it another key since
-        result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
+        result = await self._execute_new(self.agent(agent), run_id, input, recover, "wait", parent, tenant)
         if not input.get("conversation_id"):
             return result
         # The parent records only the new messages of a child: the record of a long history refers to the rest.
@@ -492,6 +515,7 @@ class AgentRunner(RunClient):
         concurrency_key: str | None = None,
         traceparent: str | None = None,
         params: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -511,6 +535,9 @@ class AgentRunner(RunClient):
             traceparent: The span that the run's spans belong to, as a W3C `traceparent`. None: the current span, if a
                 trace sink knows one. It is stored in the metadata.
             params: Merged into the "params" of the input.
+            tenant: Whose run it is: 1 to 128 characters. `run_id`, `idempotency_key`, `concurrency_key` and the
+                conversation of the input are names within the tenant, so that two tenants can use the same names. Child
+                runs and forks have the tenant of their run. None means the tenant of `parent_run_id`, or no tenant.
 
         Returns:
             The run's id, once the run is durable.
@@ -519,6 +546,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
+            tenant=await self._owner(tenant, parent_run_id),
         )  # fmt: skip
         stored, _ = await self.insert_run(row)
         return stored.decoded("run_id", known_uuid)

@@ -133,6 +133,8 @@ class RunInfo:
     held: bool
     #: The names of the questions that the run asks people now; see `runner.approvals`.
     open_approvals: tuple[str, ...] = ()
+    #: Whose run it is. Run keys, idempotency keys, concurrency keys and conversations are names within a tenant.
+    tenant: str | None = None
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -164,4 +166,5 @@ class RunInfo:
             concurrency_key=row.lane,
             held=row.held > 0,
             open_approvals=tuple(question.name for question in open_questions(row)),
+            tenant=row.tenant or None,
         )

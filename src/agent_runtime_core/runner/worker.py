@@ -228,7 +228,7 @@ class Worker:
             self._report(execution, error)
 
     def _report(self, execution: RunExecution, error: BaseException) -> None:
-        label, extra = execution.claim.label, about_run(execution.row.run_id, execution.row.attempt)
+        label, extra = execution.claim.label, about_run(*execution.logged)
         if not isinstance(error, UNREADABLE):
             log.error(
                 "execution of %s failed: %s; it is claimed again later", label, error, exc_info=error, extra=extra
@@ -431,7 +431,7 @@ class Worker:
                 log.warning(
                     "%s did not stop when it was cancelled; released to the queue. It is in %s", execution.claim.label,
                     "its end" if agent is None or agent.done() else place_of(agent),
-                    extra=about_run(execution.row.run_id, execution.row.attempt),
+                    extra=about_run(*execution.logged),
                 )  # fmt: skip
                 execution.control.stop(Stop.LOST)
                 execution.control.close()

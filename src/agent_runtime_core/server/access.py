@@ -8,18 +8,21 @@ import inspect
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Set
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, cast
 
-from fastapi import Depends
+from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
+from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM, Clock
 from .._core.validation import must, unknown
+from .._views.problems import invalid
 from ..errors import InvalidArgument
 from ..runner.settings import RunInfo
 from .errors import Problem
 from .limits import Limits
+from .models import OF_TENANT, TENANT_TEXT
 from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
@@ -46,14 +49,18 @@ class Caller:
         scopes: What the caller may do: `run`, `result`, `send`, `approve`, `read`, `act`, `metrics`, `admin`.
         may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run. In lists, it
             is called a second time for each run whose `input` it reads, which is loaded then.
+        tenant: The caller submits runs of this tenant, and sees no other runs. None: the caller sees the runs of all
+            tenants, and may name one with the parameter `tenant` of a request.
 
     Raises:
-        InvalidArgument: A scope is unknown, or `may` is a coroutine function, whose calls would all be true.
+        InvalidArgument: A scope is unknown, `tenant` is no name of a tenant, or `may` is a coroutine function, whose
+            calls would all be true.
     """
 
     name: str
     scopes: Set[str] = frozenset(SCOPES)
     may: Callable[[str, RunInfo], bool] | None = None
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isprintable() or not 0 < len(self.name) <= 256:
@@ -65,7 +72,13 @@ class Caller:
         for scope in self.scopes:
             if scope not in SCOPES:
                 raise InvalidArgument(unknown("scope", scope, SCOPES))
+        checked_tenant(self.tenant)
         object.__setattr__(self, "scopes", frozenset(self.scopes))
+
+    @property
+    def limited(self) -> bool:
+        """Whether some runs may be hidden from the caller."""
+        return self.may is not None or self.tenant is not None
 
 
 Authenticate = Callable[[HTTPConnection], "Awaitable[Caller | None] | Caller | None"]
@@ -106,7 +119,7 @@ class Tokens:
             if text is None
             else find(self.tokens, text)
         )
-        return None if token is None else Caller(token.name, token.scopes)
+        return None if token is None else _caller_of(token)
 
     def new_code(self) -> str:
         """Return a code that signs in one browser, once, with the first token. It replaces an unused one."""
@@ -122,7 +135,7 @@ class Tokens:
         elif code is not None and self._code is not None and hmac.compare_digest(self._code, digest_of(code)):
             self._code = None
             found = self.tokens[0]
-        return None if found is None else (self._cookie(found), Caller(found.name, found.scopes))
+        return None if found is None else (self._cookie(found), _caller_of(found))
 
     def sign_out(self, cookie: str) -> None:
         """End the cookie with this value, in this process. Nothing happens if it is not valid."""
@@ -149,6 +162,10 @@ class Tokens:
         if text in self._revoked:
             return None
         return token if _expiry(text) > max(self._clock.wall(), self._valid_after) else None
+
+
+def _caller_of(token: Token) -> Caller:
+    return Caller(token.name, token.scopes, tenant=token.tenant)
 
 
 def _expiry(text: str) -> int:
@@ -199,10 +216,11 @@ class Access:
         self._limits = limits
 
     async def caller(self, connection: HTTPConnection) -> Caller:
-        """Return who makes this request. The first call counts it.
+        """Return who makes this request, in the tenant that its query names. The first call counts it.
 
         Raises:
-            Problem: 401 without valid credentials; 403 for an unsafe request that only has a cookie; 429 past a limit.
+            Problem: 401 without valid credentials; 403 for an unsafe request that only has a cookie, or for another
+                tenant than that of the caller; 422 for an invalid one; 429 past a limit.
         """
         known = connection.scope.get(CALLER)
         if known is not None:
@@ -217,6 +235,7 @@ class Access:
         if (problem := self._limits.unread(found.name)) is not None:
             raise problem
         check_cookie_request(connection)
+        found = in_tenant(found, connection.query_params.get("tenant"))
         connection.scope[CALLER] = found
         return found
 
@@ -274,9 +293,28 @@ def check_scope(caller: Caller, scopes: Iterable[str], what: str = "request") ->
         raise Problem.of(403, f"This {what} needs a token with the scope {' or '.join(scopes)}.")
 
 
-def refuse_limited(caller: Caller) -> None:
-    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs."""
-    if caller.may is not None:
+def in_tenant(caller: Caller, tenant: str | None) -> Caller:
+    """Return the caller for a request that names a tenant: it submits, reads and changes runs of this tenant alone.
+
+    Raises:
+        Problem: 403 if the caller has another tenant. 422 if it is no name of a tenant.
+    """
+    if tenant is None or tenant == caller.tenant:
+        return caller
+    if caller.tenant is not None:
+        raise Problem.of(403, "This caller has another tenant. Leave out tenant.")
+    try:
+        return replace(caller, tenant=tenant)
+    except InvalidArgument as error:
+        raise invalid("tenant", error) from None
+
+
+def refuse_limited(caller: Caller, *, by_tenant: bool = False) -> None:
+    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs.
+
+    With `by_tenant`, the totals are those of the caller's tenant.
+    """
+    if caller.may is not None or (caller.tenant is not None and not by_tenant):
         raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
 
 
@@ -285,6 +323,9 @@ async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
     found: Caller = await connection.app.state.server.access.caller(connection)
     check_scope(found, scopes)
     return found
+
+
+_Tenant = Annotated[str | None, Query(alias="tenant", description=OF_TENANT, json_schema_extra={**TENANT_TEXT})]
 
 
 def require(*scopes: str) -> Any:
@@ -297,7 +338,8 @@ def require(*scopes: str) -> Any:
         if scope not in SCOPES:
             raise InvalidArgument(unknown("scope", scope, SCOPES))
 
-    async def caller(connection: HTTPConnection) -> Caller:
+    # The parameter is here for the OpenAPI document. `Access.caller` reads it, also for sockets.
+    async def caller(connection: HTTPConnection, _tenant: _Tenant = None) -> Caller:
         found = await permitted(connection, *scopes)
         # FastAPI reads the path after its dependencies have run.
         parameters = connection.scope.get("path_params", {})

@@ -89,7 +89,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state, caller, id, "act")
-    if caller.may is not None:
+    if caller.limited:
         await _check_fork(state, caller, row, body)
     try:
         new = await state.runner.fork(
@@ -108,7 +108,9 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
     """Raise a problem for a fork that the caller may not have."""
     given = source.decoded("input", decode_dict) if body.input is None else body.input
     try:
-        new = state.runner.queue.new_row(body.new_run_id or source.run_id, source.agent, given, {})
+        new = state.runner.queue.new_row(
+            body.new_run_id or source.run_id, source.agent, given, {}, tenant=source.tenant
+        )  # fmt: skip
     except InvalidArgument:
         return  # the runner says what is wrong with it
     fork = source.with_values(input=new.input, conversation=new.conversation, n=0)
@@ -243,12 +245,16 @@ async def _repair(
             failed.append({"id": run_id, "why": "No run has this id."})
         except IllegalTransition as error:
             failed.append({"id": run_id, "why": safe_text(str(error))})
+        except Problem as problem:  # it is a key of several tenants
+            failed.append({"id": run_id, "why": problem.detail})
     return Reply({"done": done, "failed": failed})
 
 
 async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
-    wanted = RunFilter((body.state,), limit=_PAGE, light=caller.may is None, without_input=True)
+    wanted = RunFilter(
+        (body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True
+    )  # fmt: skip
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
         found += [row.run_id for row in rows if await is_visible(state, caller, row, verb)]

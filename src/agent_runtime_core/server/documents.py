@@ -49,6 +49,7 @@ class Run(Shape):
     state: str
     agent: str
     key: str | None
+    tenant: str | None
     attempt: int
     generation: int
     reason: str | None
@@ -188,6 +189,7 @@ class QueueKey(Shape):
     """A concurrency key: the run that has it, and how many are queued behind that run."""
 
     concurrency_key: str
+    tenant: str | None
     run_id: str | None
     key: str | None
     state: str | None

@@ -45,7 +45,7 @@ async def visible_page(
         left -= len(rows)
         if not more or len(found) == limit or left <= 0:
             items = await list_items(state.runner, found)
-            if caller.may is not None:
+            if caller.limited:
                 await _hide_parents(state, caller, items)
             return RunPage(items, before if more else None)
 

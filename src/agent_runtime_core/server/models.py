@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from .._core.arguments import MAX_TENANT
 from .._core.clock import TOO_LATE
 from .._views.events import MOST_TYPES
 from .._views.list_query import MAX_LIMIT, seconds_of
@@ -16,6 +17,8 @@ from ..planning.plan import MOST_STEPS
 #: What the library checks itself, as a schema: no control character, and a text of more than spaces.
 _PRINTABLE: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 _NOT_BLANK: Final = {"type": "string", "pattern": r"\S"}
+TENANT_TEXT: Final[dict[str, Any]] = {"minLength": 1, "maxLength": MAX_TENANT, **_PRINTABLE}
+OF_TENANT: Final = "Only runs of this tenant. A caller with a tenant need not send it, and may send no other one."
 Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})]
 #: The header that makes a repeated request safe.
 IdempotencyKey = Annotated[
@@ -123,6 +126,7 @@ class Query(BaseModel):
     """Query parameters. One that is not known is an error."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    tenant: str | None = Field(default=None, description=OF_TENANT, json_schema_extra={**TENANT_TEXT})
 
 
 class Body(BaseModel):
@@ -131,14 +135,21 @@ class Body(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
-class PromptRun(Body):
+class _TenantRun(Body):
+    tenant: str | None = Field(
+        default=None, description="Whose run it is. A caller with a tenant may send no other one.",
+        json_schema_extra={**TENANT_TEXT},
+    )  # fmt: skip
+
+
+class PromptRun(_TenantRun):
     """A run of the Orchestrator: it plans the prompt and executes the plan."""
 
     prompt: str
     max_steps: int = Field(default=10, ge=1, le=MOST_STEPS)
 
 
-class AgentRun(Body):
+class AgentRun(_TenantRun):
     """A run of an agent."""
 
     agent: Key

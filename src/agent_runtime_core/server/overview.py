@@ -46,14 +46,14 @@ async def list_approvals(
     """
     state = state_of(request)
     verb = "read" if "read" in caller.scopes else "act"
-    bound = {"agent": query.agent, "list": "approvals"}
+    bound = {"agent": query.agent, "tenant": caller.tenant, "list": "approvals"}
     after = None if query.cursor is None else position_in(query.cursor, bound, str)[0]
     batch = query.limit if caller.may is None else MAX_LIMIT
     left = _MAX_READ
     items: list[dict[str, Any]] = []
     while True:
         page = await open_requests(
-            state.runner.queue, batch + 1, after, query.agent, metadata=caller.may is not None
+            state.runner.queue, batch + 1, after, query.agent, caller.tenant or "", metadata=caller.may is not None
         )  # fmt: skip
         more = len(page) > batch
         for number, (row, each) in enumerate(page[:batch], 1):
@@ -72,15 +72,15 @@ async def list_approvals(
 async def read_about(request: Request, caller: Reader) -> Response:
     """Return the store, the versions, and what the caller may do."""
     runner = state_of(request).runner
-    view = about_view(runner, caller.scopes, "stream", hide_store=caller.may is not None)
+    view = about_view(runner, caller.scopes, "stream", hide_store=caller.limited)
     return Reply({**view, "signed_in": has_session(request, state_of(request).access)})
 
 
 @router.get("/queue", summary="Read the state of the queue", responses=answers(ok_200=Queue))
 async def read_queue(request: Request, caller: Reader) -> Response:
     """Return how many runs wait, since when, the concurrency keys in use, and the workers."""
-    refuse_limited(caller)
-    return Reply(await queue_view(state_of(request).runner))
+    refuse_limited(caller, by_tenant=True)
+    return Reply(await queue_view(state_of(request).runner, caller.tenant))
 
 
 @router.get("/workers", summary="List the processes that claim runs", responses=answers(ok_200=Page))
@@ -94,7 +94,7 @@ async def list_workers(request: Request, caller: Reader) -> Response:
 async def list_agents(request: Request, caller: Reader) -> Response:
     """List the agents with their descriptions, tools and input schemas."""
     state = state_of(request)
-    items = await agents_view(state.runner, state.registry)
+    items = await agents_view(state.runner, state.registry, caller.tenant)
     if caller.may is not None:  # the numbers are those of all runs, and other agents those of hidden ones
         items = [{**each, "runs": {}} for each in items if each["registered"]]
     return Reply({"items": items, "next": None})
@@ -103,9 +103,9 @@ async def list_agents(request: Request, caller: Reader) -> Response:
 @router.get("/usage", summary="Add up usage", responses=answers(ok_200=Usage))
 async def read_usage(request: Request, caller: Reader, query: Annotated[UsageQuery, Query()]) -> Response:
     """Add up tokens and cost by agent, model or day."""
-    refuse_limited(caller)
+    refuse_limited(caller, by_tenant=True)
     check_order(query.since, query.until)
-    return Reply(await usage_view(state_of(request).runner, query.by, query.since, query.until))
+    return Reply(await usage_view(state_of(request).runner, query.by, query.since, query.until, caller.tenant))
 
 
 @router.post(

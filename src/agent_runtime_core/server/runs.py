@@ -19,7 +19,7 @@ from .._views.steps import step_views
 from .._views.timeline import step_detail, timeline_view
 from ..errors import InvalidArgument
 from ..queue.records import LIVE, RunRow
-from .access import OF_RESULTS, Caller, require
+from .access import OF_RESULTS, Caller, in_tenant, require
 from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline, answers
 from .listing import visible_page
 from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
@@ -63,7 +63,7 @@ async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool
     found = await run_view(state.runner, row, new=new)
     if "read" not in caller.scopes and not new:
         return found | _UNREAD
-    if caller.may is not None:
+    if caller.limited:
         related = await children_without_input(state.runner.queue, row.run_id)
         if row.parent_id is not None:
             parent = await row_without_input(state.runner.queue, row.parent_id)
@@ -87,8 +87,9 @@ async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Respo
     A repeated request with the same `Idempotency-Key` or `run_id` returns the stored run with 200.
     """
     state = state_of(request)
+    caller = in_tenant(caller, body.tenant)
     try:
-        row = row_of(state, body, request.headers.get("idempotency-key"), span_of(request))
+        row = row_of(state, caller, body, request.headers.get("idempotency-key"), span_of(request))
     except InvalidArgument as error:
         names = {"idempotency_key": "Idempotency-Key", **{each: each for each in AgentRun.model_fields}}
         raise invalid_in(error, names) from None
@@ -108,7 +109,7 @@ async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Respo
 async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery, Query()]) -> Response:
     """List runs, newest first, without their inputs and results. Several states select the runs with one of them."""
     state = state_of(request)
-    bound = query.model_dump(exclude={"cursor", "limit"})
+    bound = query.model_dump(exclude={"cursor", "limit"}) | {"tenant": caller.tenant}
     before = page_start(query.cursor, bound)
     page = await visible_page(state, caller, filters_of(bound), before, query.limit)
     return Reply({"items": page.items, "next": None if page.next is None else cursor_of(page.next, bound)})
@@ -171,7 +172,7 @@ async def read_timeline(
 
 async def _hide_children(state: ServerState, caller: Caller, row: RunRow, items: list[dict[str, Any]]) -> None:
     """Remove the ids of child runs that the caller may not see."""
-    if caller.may is None or not any(each["child_run_id"] for each in items):
+    if not caller.limited or not any(each["child_run_id"] for each in items):
         return
     visible = await _visible(state, caller, await children_without_input(state.runner.queue, row.run_id))
     for each in items:

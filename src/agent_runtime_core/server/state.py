@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from starlette.requests import HTTPConnection
 
-from ..errors import InvalidArgument, UnknownRun
+from .._views.runs import row_named
+from ..errors import UnknownRun
 from ..orchestrator import Orchestrator
 from ..queue.base import MAX_LISTED, RunQueue
 from ..queue.records import RunFilter, RunRow
@@ -19,6 +20,7 @@ from ..runner.settings import RunInfo
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from .access import Access, Caller
+from .errors import Problem
 from .limits import Limits
 from .pending import PendingRuns
 from .settings import ServerSettings
@@ -76,12 +78,15 @@ async def visible_row(state: ServerState, caller: Caller, run_id: str, verb: str
         verb: What the caller wants: "read", "act" or "delete".
 
     Raises:
+        Problem: 422 if runs of several tenants have that key, and the request names no tenant.
         UnknownRun: No run has this id, the text can be no id, or the caller may not see the run.
     """
     try:
-        row = await state.runner.queue.row(run_id)
-    except InvalidArgument:
-        row = None
+        row = await row_named(state.runner.queue, run_id, caller.tenant)
+    except Problem:
+        if caller.may is None:
+            raise
+        row = None  # the names of the tenants are not for a caller that may see some runs only
     if row is None or not await is_visible(state, caller, row, verb):
         raise no_such_run()
     return row
@@ -99,6 +104,8 @@ async def is_visible(state: ServerState, caller: Caller, row: RunRow, verb: str)
     runs. If `may` reads the input of such a row, the answer does not count: this input is loaded, and `may` is called
     again.
     """
+    if caller.tenant not in (None, row.tenant):
+        return False
     if caller.may is None:
         return True
     if row.n and row.input == _NOT_READ:

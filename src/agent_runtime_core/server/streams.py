@@ -184,7 +184,7 @@ class EventStream(Response, Reader):
                 "event stream of run %s failed: %s",
                 self._row.run_id,
                 log_text(error),
-                extra=about_run(self._row.run_id),
+                extra=about_run(self._row.run_id, tenant=self._row.tenant),
             )
         return error_frame(
             {"status": problem.status, "title": problem.title, "detail": problem.detail},

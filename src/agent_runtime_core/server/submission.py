@@ -27,7 +27,9 @@ def span_of(request: Request) -> str | None:
     return None if parsed(header) is None else header
 
 
-def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, traceparent: str | None) -> RunRow:
+def row_of(
+    state: ServerState, caller: Caller, body: PromptRun | AgentRun, key: str | None, traceparent: str | None
+) -> RunRow:  # fmt: skip
     """Return the row of the run that a request asks for, in the span with that W3C `traceparent`.
 
     Raises:
@@ -37,7 +39,7 @@ def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, trac
     if isinstance(body, PromptRun):
         if state.orchestrator is None:
             raise no_part("prompt", "prompts", "Send agent and input")
-        return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent)
+        return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent, caller.tenant)
     _check_agent(state, body.agent)
     if body.priority > state.settings.max_priority:
         raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
@@ -46,7 +48,7 @@ def row_of(state: ServerState, body: PromptRun | AgentRun, key: str | None, trac
     return state.runner.new_run(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
-        concurrency_key=body.concurrency_key, traceparent=traceparent,
+        concurrency_key=body.concurrency_key, traceparent=traceparent, tenant=caller.tenant,
     )  # fmt: skip
 
 
@@ -89,7 +91,9 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     try:
         stored, new = await (orchestrator or state.runner).insert_run(row)
     except IdempotencyConflict as error:
-        if caller.may is not None:  # its message names fields of the other run, which may be hidden
+        # Its message names fields of the other run, which may be hidden.
+        other = await state.runner.queue.row(row.run_id)
+        if caller.may is not None or (other is not None and not await is_visible(state, caller, other, "read")):
             raise taken() from None
         raise error
     finally:
@@ -109,7 +113,8 @@ async def insert_turn(state: ServerState, caller: Caller, turn: Any, traceparent
     """
     if state.turns is None:
         raise no_part("turn", "turns", "Use POST /runs")
-    stored, _ = await insert(state, caller, state.turns.new_run(turn, traceparent=traceparent), prompt=False)
+    row = state.turns.new_run(turn, traceparent=traceparent, tenant=caller.tenant)
+    stored, _ = await insert(state, caller, row, prompt=False)
     return stored
 
 
@@ -134,11 +139,14 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         raise invalid("conversation_id", must("conversation_id", "be a string", name))
     runner, is_new = state.runner, True
     for each in {row.conversation, str(uuid)}:  # the UUID made of a text names the same conversation
-        for first in await runner.queue.find(RunFilter(conversation=each, without_input=True, limit=1)):
+        named = RunFilter(conversation=each, tenant=row.tenant, without_input=True, limit=1)
+        for first in await runner.queue.find(named):
             is_new = False
             if not await is_visible(state, caller, first, "read"):
                 raise no_such_run()
-    if is_new and runner.keeps_conversations and await runner.persistence.conversations.get_messages(uuid, limit=1):
+    if not is_new or not runner.keeps_conversations:
+        return
+    if await runner.persistence.for_tenant(row.tenant or None).conversations.get_messages(uuid, limit=1):
         raise no_such_run()
 
 

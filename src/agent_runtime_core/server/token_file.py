@@ -1,4 +1,7 @@
-"""The file with the tokens of a server. Its lines are `TOKEN [NAME [SCOPES]]`; only digests stay in memory."""
+"""The file with the tokens of a server. Its lines are `TOKEN [NAME [SCOPES [tenant=TENANT]]]`.
+
+Only digests of the tokens stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .._core.arguments import checked_tenant
 from .._core.log import log
 from .._core.validation import must, unknown
 from ..errors import InvalidArgument
@@ -18,6 +22,7 @@ from ..runner.runner import AgentRunner
 
 SCOPES: Final = ("run", "result", "send", "approve", "read", "act", "metrics", "admin")
 FIRST_NAME: Final = "default"
+_TENANT: Final = "tenant="
 _MISSING: Final = (0, 0, 0)  # what is seen of a file that is not there
 _TOKEN: Final = re.compile(r"[!-~]{1,512}")
 _TOKEN_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -29,13 +34,16 @@ class Token(NamedTuple):
     name: str
     scopes: frozenset[str]
     digest: bytes
+    tenant: str | None = None
 
     @classmethod
-    def of(cls, text: str, name: str = FIRST_NAME, scopes: Iterable[str] = SCOPES) -> Token:
+    def of(
+        cls, text: str, name: str = FIRST_NAME, scopes: Iterable[str] = SCOPES, tenant: str | None = None
+    ) -> Token:  # fmt: skip
         """Return the token with that text.
 
         Raises:
-            InvalidArgument: The text, the name or a scope is invalid.
+            InvalidArgument: The text, the name, a scope or the tenant is invalid.
         """
         if _TOKEN.fullmatch(text) is None:
             raise InvalidArgument("a token must have 1 to 512 visible ASCII characters. Generate it at random")
@@ -46,7 +54,8 @@ class Token(NamedTuple):
         for scope in scopes:
             if scope not in SCOPES:
                 raise InvalidArgument(unknown("scope", scope, SCOPES))
-        return cls(name, frozenset(scopes), digest_of(text))
+        checked_tenant(tenant)
+        return cls(name, frozenset(scopes), digest_of(text), tenant)
 
 
 def digest_of(text: str) -> bytes:
@@ -130,13 +139,18 @@ def _create(path: Path) -> bool:
 def _parsed(text: str) -> tuple[Token, ...]:
     tokens: dict[str, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        parts = line.split()
+        parts = line.split(None, 3)
         if not parts or parts[0].startswith("#"):
             continue
-        if len(parts) > 3:
-            raise must(f"line {number}", "be TOKEN NAME SCOPES", len(parts), "Separate the scopes with commas")
+        tenant = parts[3].rstrip().removeprefix(_TENANT) if len(parts) == 4 else None
+        if tenant is not None and not parts[3].startswith(_TENANT):
+            raise must(
+                f"line {number}", "be TOKEN NAME SCOPES tenant=TENANT", len(line.split()),
+                "Separate the scopes with commas",
+            )  # fmt: skip
         try:
-            token = Token.of(parts[0], *parts[1:2], *([part.split(",") for part in parts[2:]]))
+            scopes = parts[2].split(",") if len(parts) > 2 else SCOPES
+            token = Token.of(parts[0], parts[1] if len(parts) > 1 else FIRST_NAME, scopes, tenant)
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from None
         if token.name in tokens:

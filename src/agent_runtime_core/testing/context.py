@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
+from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import MAX_RESULT, decode, encode
 from .._core.event_types import RUNNER_TYPES, EventType
@@ -118,6 +119,7 @@ class MockRunContext:
         conversation_id: UUID | None = None,
         tool_registry: ToolRegistry | None = None,
         *,
+        tenant: str | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self.input_messages: list[Any] = [] if input_messages is None else input_messages
@@ -125,7 +127,8 @@ class MockRunContext:
         self.metadata: dict[str, Any] = {} if metadata is None else metadata
         self.run_id: UUID
         self.run_key: str | None
-        self.run_id, self.run_key = run_uuid(run_id, clock)
+        self.tenant: str | None = checked_tenant(tenant) or None
+        self.run_id, self.run_key = run_uuid(run_id, clock, self.tenant or "")
         self.conversation_id = conversation_id
         self.tool_registry: ToolRegistry = ToolRegistry() if tool_registry is None else tool_registry
         self.trace_id: str = trace_id(self.run_id)
@@ -190,7 +193,7 @@ class MockRunContext:
         """In-memory stores of this context. Assign another manager to replace them."""
         if self._persistence is None:
             self._persistence = PersistenceManager.open("memory://")
-        return self._persistence
+        return self._persistence.for_tenant(self.tenant)
 
     @persistence.setter
     def persistence(self, manager: PersistenceManager) -> None:

@@ -61,7 +61,8 @@ async def _first_messages(runner: AgentRunner, info: RunInfo, records: Sequence[
     if named is None or not pins:
         return messages
     pin = cast("dict[str, str | None]", decode(pins[0].result or "{}"))
-    return await merged_history(runner.persistence.conversations, named, pin.get("leaf"), messages)
+    store = runner.persistence.for_tenant(info.tenant).conversations
+    return await merged_history(store, named, pin.get("leaf"), messages)
 
 
 def _model_calls(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:

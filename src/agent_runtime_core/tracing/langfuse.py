@@ -198,6 +198,8 @@ def _agent(span: Span) -> dict[str, Any]:
     about = span.about
     details = {"run_id": span.run_id, "agent_key": span.name, "attempt": about.get("attempt")}
     known = {"outcome": about.get("outcome"), "usage": about.get("usage") or None}
+    if about.get("tenant"):  # else the metadata of the application may have that name
+        known["tenant"] = about["tenant"]
     return _described(details | known | _mapping(about.get("metadata")) | details | known)
 
 

@@ -143,6 +143,7 @@ def _agent(span: Span) -> tuple[str, dict[str, Any]]:
         "gen_ai.agent.name" if operation == AGENT else "gen_ai.workflow.name": span.name,
         "gen_ai.conversation.id": _text(about.get("conversation_id")),
         "agent_runtime.run_id": span.run_id,
+        "agent_runtime.tenant": _text(about.get("tenant")),
         "agent_runtime.attempt": about.get("attempt"),
         "agent_runtime.outcome": _text(about.get("outcome")),
     }

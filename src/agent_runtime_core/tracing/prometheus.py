@@ -20,7 +20,7 @@ from ..queue.base import RunQueue
 from .tracer import Tracer
 
 PREFIX: Final = "agent_runtime_"
-MOST_NAMES: Final = 100  # agents, models and consumers that have a label of their own
+MOST_NAMES: Final = 100  # agents, models, tenants and consumers that have a label of their own
 MOST_OPEN: Final = 10_000  # executions of this process that may be open at the same time
 LONGEST_NAME: Final = 200  # characters of a label
 READ_SECONDS: Final = 5.0  # for which what was read of the queue and the topics counts
@@ -39,6 +39,8 @@ _COUNTERS: Final = {
     "http_requests": ("HTTP requests and sockets that were answered", ("method", "route", "status")),
     "topic_errors": ("Events of a topic that could not be published or read", ("topic",)),
 }
+#: Counters and histograms of what runs do, which have the label `tenant` if that is asked for.
+_OF_RUNS: Final = frozenset({"runs", "step_failures", "tokens", "cost_usd", "run_seconds", "step_seconds"})
 #: Histograms: their labels and the upper bounds of their buckets in seconds.
 _HISTOGRAMS: Final = {
     "run_seconds": ("Time for which this process executed a run, without waits after which it was resumed",
@@ -84,6 +86,14 @@ class Sample(NamedTuple):
     value: float
 
 
+class _Execution(NamedTuple):
+    """An execution of this process: labels of its run, and when it started."""
+
+    agent: str
+    start: float | None
+    tenant: tuple[str, ...]  # no label, or one
+
+
 class WatchedRunner(Protocol):
     """The parts of an `AgentRunner` that are read."""
 
@@ -120,10 +130,12 @@ class PrometheusSink(TraceSink):
         prometheus_client.start_http_server(9464, addr="127.0.0.1", registry=metrics.registry)
 
     All names begin with `agent_runtime_`. No label has the id of a run, step, user or worker. After 100 agents, further
-    ones are counted as "other"; the same goes for models and for consumers of topics.
+    ones are counted as "other"; the same goes for models, for tenants and for consumers of topics.
 
     Args:
         registry: A `prometheus_client.CollectorRegistry` for the metrics. None: one of its own, `sink.registry`.
+        tenant: Whether what is counted of runs, steps and model calls has the label `tenant`, which is empty for a run
+            without a tenant. What is read of the queue is not divided by tenant.
 
     Raises:
         MissingDependency: prometheus-client is not installed.
@@ -133,26 +145,32 @@ class PrometheusSink(TraceSink):
 
     service: str = "prometheus"
 
-    def __init__(self, registry: Any = None) -> None:
+    def __init__(self, registry: Any = None, *, tenant: bool = False) -> None:
         library = cast("Any", load("prometheus_client", needed_by="PrometheusSink"))
         if registry is not None and not isinstance(registry, library.CollectorRegistry):
             raise must("registry", "be a CollectorRegistry of prometheus_client", registry)
         #: The registry that has the metrics.
         self.registry: Any = library.CollectorRegistry() if registry is None else registry
+        self._by_tenant = tenant
         self._counters = {
-            name: library.Counter(PREFIX + name, text, labels, registry=self.registry)
+            name: library.Counter(PREFIX + name, text, self._labels(name, labels), registry=self.registry)
             for name, (text, labels) in _COUNTERS.items()
         }
         self._histograms = {
-            name: library.Histogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)
+            name: library.Histogram(
+                PREFIX + name, text, self._labels(name, labels), buckets=bounds, registry=self.registry
+            )
             for name, (text, labels, bounds) in _HISTOGRAMS.items()
         }
         self._children: dict[tuple[str, ...], Any] = {}  # the object of a metric for some labels
-        self._agent, self._model, self._consumer = _Names(), _Names(), _Names()
-        self._open: dict[UUID, tuple[str, float]] = {}  # the agent of an execution, and when it started
+        self._agent, self._model, self._consumer, self._tenant = _Names(), _Names(), _Names(), _Names()
+        self._open: dict[UUID, _Execution] = {}
         self._values = _ReadValues(self._consumer, self._agent)
         families = cast("ModuleType", load("prometheus_client.core", needed_by="PrometheusSink"))
         self.registry.register(_Collector(families, self._values))
+
+    def _labels(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+        return (*labels, "tenant") if self._by_tenant and name in _OF_RUNS else labels
 
     def watch(self, runner: WatchedRunner, *, topics: WatchedTopics | None = None) -> None:
         """Export the state of the queue of `runner` too, and the lag of the consumers of `topics`.
@@ -191,20 +209,22 @@ class PrometheusSink(TraceSink):
         if len(self._open) >= MOST_OPEN:
             self._open.pop(next(iter(self._open)))
         agent = self._agent(metadata.get("agent_key") or UNKNOWN)
-        self._open[run_id] = (agent, metadata["time"])
-        if ("runs", agent, "failed") not in self._children:  # a rate does not see the step from nothing to 1
+        tenant = (self._tenant(metadata.get("tenant") or ""),) if self._by_tenant else ()
+        self._open[run_id] = _Execution(agent, metadata["time"], tenant)
+        if ("runs", agent, "failed", *tenant) not in self._children:  # a rate does not see the step from nothing to 1
             for state in _FINAL:
-                self._count("runs", 0, agent, state)
+                self._count("runs", 0, agent, state, *tenant)
             for kind in ("step", *_CALLS.values()):
-                self._count("step_failures", 0, agent, kind)
+                self._count("step_failures", 0, agent, kind, *tenant)
 
     def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
         """Count a run that has ended, and how long this process executed it."""
-        agent, start = self._open.pop(run_id, (UNKNOWN, None))
-        if start is not None and metadata is not None:
-            self._observe("run_seconds", max(metadata["time"] - start, 0.0), agent)
+        run = self._run(run_id)
+        self._open.pop(run_id, None)
+        if run.start is not None and metadata is not None:
+            self._observe("run_seconds", max(metadata["time"] - run.start, 0.0), run.agent, *run.tenant)
         if outcome in _FINAL:
-            self._count("runs", 1, agent, outcome)
+            self._count("runs", 1, run.agent, outcome, *run.tenant)
 
     def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
         """Count a step, a model call, a tool call or an event of a topic."""
@@ -217,7 +237,7 @@ class PrometheusSink(TraceSink):
             duration = end - start if start is not None and end is not None and end > start else None
             self._ended(run_id, _CALLS[event_type], duration, payload.get("error") is None)
             if event_type == "llm.call":
-                self._count_usage(payload)
+                self._count_usage(payload, self._run(run_id).tenant)
         elif event_type == "topic.published":
             latency, topic = payload["latency_ms"], payload["topic"]
             self._count("topic_errors", latency is None, topic)
@@ -243,19 +263,23 @@ class PrometheusSink(TraceSink):
     # -- counting
 
     def _ended(self, run_id: UUID, kind: str, seconds: float | None, succeeded: bool) -> None:
-        agent = self._open.get(run_id, (UNKNOWN,))[0]
+        run = self._run(run_id)
         if seconds is not None:
-            self._observe("step_seconds", seconds, agent, kind)
+            self._observe("step_seconds", seconds, run.agent, kind, *run.tenant)
         if not succeeded:
-            self._count("step_failures", 1, agent, kind)
+            self._count("step_failures", 1, run.agent, kind, *run.tenant)
 
-    def _count_usage(self, payload: Mapping[str, Any]) -> None:
+    def _run(self, run_id: UUID) -> _Execution:
+        found = self._open.get(run_id)
+        return _Execution(UNKNOWN, None, ("",) if self._by_tenant else ()) if found is None else found
+
+    def _count_usage(self, payload: Mapping[str, Any], tenant: tuple[str, ...]) -> None:
         model, usage = self._model(payload.get("model") or UNKNOWN), payload.get("usage") or {}
         for name, kind in _TOKENS.items():
             if tokens := usage.get(name):
-                self._count("tokens", tokens, model, kind)
+                self._count("tokens", tokens, model, kind, *tenant)
         if cost := payload.get("cost_usd"):
-            self._count("cost_usd", cost, model)
+            self._count("cost_usd", cost, model, *tenant)
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         self._child(self._counters, name, labels).inc(amount)

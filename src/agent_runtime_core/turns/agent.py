@@ -48,7 +48,7 @@ class TurnAgent(AgentRuntime, HistoryReader, CompletionHook):
             return await TurnRun(self.services, ctx).run()
 
     async def read_history(self, ctx: Context, store: ConversationStore, conversation_id: UUID) -> StoredHistory | None:
-        found = await self.services.contexts.conversation(store, conversation_id)
+        found = await self.services.contexts.for_tenant(ctx.tenant).conversation(store, conversation_id)
         ctx.history_stale = found.stale
         return found.value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -80,10 +81,18 @@ class ContextManager:
         self, persistence: Callable[[], PersistenceManager], *, clock: Clock = SYSTEM, cached: int = 512,
         backoff: Backoff | None = None,
     ) -> None:  # fmt: skip
-        self._stores, self._clock, self._max_cached = persistence, clock, cached
+        self._stores, self._clock = persistence, clock
         self._backoff = backoff or Backoff(base=0.05, factor=4.0, jitter="none")
-        self._cache: OrderedDict[str, str | StoredHistory] = OrderedDict()
-        self._size = 0  # characters of all cached values
+        self._last_values = _LastValues(cached)
+        self._tenant: str | None = None
+
+    def for_tenant(self, tenant: str | None) -> ContextManager:
+        """Return a manager of the turns, histories and preferences of a tenant. None returns this manager."""
+        if tenant is None:
+            return self
+        found = copy.copy(self)
+        found._stores, found._tenant = lambda: self._stores().for_tenant(tenant), tenant
+        return found
 
     # -- turns
 
@@ -133,7 +142,7 @@ class ContextManager:
             return _without_separate_results(turn, turn.to_dict())
 
         stored = await self._stores().memory.change(KEY_PREFIX + turn_id, changed)
-        self._cache_value(KEY_PREFIX + turn_id, stored)
+        self._remember(KEY_PREFIX + turn_id, stored)
         return None if stored is None else await self.get_turn(turn_id)
 
     async def forget_turn(self, turn_id: str) -> bool:
@@ -152,7 +161,7 @@ class ContextManager:
 
     async def _put(self, key: str, value: Any) -> None:
         await self._stores().memory.set(key, value)
-        self._cache_value(key, value)
+        self._remember(key, value)
 
     async def _drop(self, key: str) -> bool:
         self._forget(key)
@@ -206,31 +215,49 @@ class ContextManager:
                 if attempt < MAX_ATTEMPTS:
                     await self._clock.sleep(self._backoff(attempt, self._clock.random))
                     continue
-                if key not in self._cache:
+                if (self._tenant, key) not in self._last_values:
                     raise
                 about = None if turn_id is None else about_run(turn_id, turn_id=turn_id)
                 log.warning("reading %s failed; using its last known value: %s", key, error, extra=about)
-                return Remembered(self._cached(key), True)
-            self._cache_value(key, value)
+                return Remembered(self._last_values.get((self._tenant, key)), True)
+            self._remember(key, value)
             return Remembered(value)
         raise AssertionError("the last attempt returns or raises")
 
-    def _cache_value(self, key: str, value: Any) -> None:
+    def _remember(self, key: str, value: Any) -> None:
+        self._last_values.put((self._tenant, key), value)
+
+    def _forget(self, key: str) -> None:
+        self._last_values.drop((self._tenant, key))
+
+
+class _LastValues:
+    """The values that were read last, by tenant and key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._cache: OrderedDict[tuple[str | None, str], str | StoredHistory] = OrderedDict()
+        self._size = 0  # characters of all cached values
+
+    def __contains__(self, key: tuple[str | None, str]) -> bool:
+        return key in self._cache
+
+    def put(self, key: tuple[str | None, str], value: Any) -> None:
         # Encoded, so that a caller who changes the value does not change the cache. Nobody changes a history.
-        self._forget(key)
+        self.drop(key)
         try:
             kept = value if isinstance(value, StoredHistory) else encode(value, max_bytes=MAX_WHOLE)
         except UnserialisableResult:  # too large for the cache
             return
         self._size += _size_of(kept)
         self._cache[key] = kept
-        while self._cache and (len(self._cache) > self._max_cached or self._size > MAX_CACHED):
+        while self._cache and (len(self._cache) > self._most or self._size > MAX_CACHED):
             self._size -= _size_of(self._cache.popitem(last=False)[1])
 
-    def _forget(self, key: str) -> None:
+    def drop(self, key: tuple[str | None, str]) -> None:
         self._size -= _size_of(self._cache.pop(key, ""))
 
-    def _cached(self, key: str) -> Any:
+    def get(self, key: tuple[str | None, str]) -> Any:
         kept = self._cache[key]
         return decode(kept) if isinstance(kept, str) else kept
 

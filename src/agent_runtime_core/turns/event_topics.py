@@ -23,7 +23,7 @@ from ..events.base import TRIM, EventBus
 from ..events.event import Event
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
-from .events import TOPICS, EventEnvelope, Payload, invalid
+from .events import TOPICS, EventEnvelope, Payload, TurnEvent, invalid
 from .redacted_payloads import stored_payload
 
 # The ids of stored logs derive from this value: with another one, stored topics would not be found.
@@ -57,7 +57,7 @@ class TopicStats:
 class EventPublisherSubscriber:
     """Publishes and reads the topics agent.turns, agent.steps, agent.step_results and agent.audit.
 
-    1. An event is published once for each event id. It is durable when `publish` returns.
+    1. An event is published once for each tenant and event id. It is durable when `publish` returns.
     2. A subscriber gets every event from its start offset on, in order, at least once.
     3. `commit` stores the offset of a consumer under its name in the state store.
 
@@ -86,12 +86,16 @@ class EventPublisherSubscriber:
 
     def envelope(
         self, payload: Payload, *, event_id: str | None = None, trace_id: str | None = None,
-        turn_id: str | None = None, step_id: str | None = None,
+        turn_id: str | None = None, step_id: str | None = None, tenant: str | None = None,
     ) -> EventEnvelope:  # fmt: skip
-        """Return an event for the payload, with the present time; without `event_id`, with a new id."""
+        """Return an event for the payload, with the present time.
+
+        Without `event_id` it gets a new id. Without `tenant` it gets the tenant of the payload, if that is a turn.
+        """
         return EventEnvelope(
             topic=payload.topic, event_id=event_id or new_ulid(self.clock), type=payload.type, payload=payload,
             timestamp=aware(self.clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
+            tenant=tenant or (payload.tenant if isinstance(payload, TurnEvent) else None),
         )  # fmt: skip
 
     async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
@@ -111,16 +115,14 @@ class EventPublisherSubscriber:
 
     async def publish_all(self, envelopes: Sequence[EventEnvelope]) -> list[EventEnvelope]:
         """Publish envelopes of any topics in one commit, all or none. Otherwise like `publish`."""
-        by_topic: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        by_topic: dict[str, list[tuple[int, EventEnvelope]]] = {}
         for index, each in enumerate(envelopes):
             if not isinstance(each, EventEnvelope):
                 raise invalid("envelope", "be an EventEnvelope", each, "Create it with envelope()")
-            plain = each.to_dict()
-            EventEnvelope.from_dict(plain)
-            by_topic.setdefault(each.topic, []).append((index, plain))
+            by_topic.setdefault(each.topic, []).append((index, each))
         if not by_topic:
             return []
-        ops = [self._publishing(topic, [plain for _, plain in rows]) for topic, rows in by_topic.items()]
+        ops = [self._publishing(topic, [each for _, each in rows]) for topic, rows in by_topic.items()]
         began = self.clock.boot()
         try:
             results = await self._bus.commit(None, ops)
@@ -141,15 +143,18 @@ class EventPublisherSubscriber:
 
     def publication(self, envelope: EventEnvelope) -> Op:
         """Return the write of an envelope, for a commit of the caller. Counts the envelope as published."""
-        plain = envelope.to_dict()
-        EventEnvelope.from_dict(plain)
+        op = self._publishing(envelope.topic, [envelope])
         self._counters[envelope.topic].published += 1
-        return self._publishing(envelope.topic, [plain])
+        return op
 
-    def _publishing(self, topic: str, data: Sequence[dict[str, Any]]) -> Op:
-        if (redaction := self._bus.redaction) is not None:
-            data = [{**each, "payload": stored_payload(redaction, each["payload"], f"topic {topic}")} for each in data]
-        rows = [(each["event_id"], each["type"], each) for each in data]
+    def _publishing(self, topic: str, envelopes: Sequence[EventEnvelope]) -> Op:
+        rows: list[tuple[str, str, dict[str, Any]]] = []
+        for each in envelopes:
+            plain = each.to_dict()
+            EventEnvelope.from_dict(plain)
+            if (redaction := self._bus.redaction) is not None:
+                plain["payload"] = stored_payload(redaction, plain["payload"], f"topic {topic}")
+            rows.append((each.stored_id, each.type, plain))
         return self._bus.publishing(self._log(topic), rows, redacted=True)
 
     def _trace(self, topic: str, latency: float | None) -> None:

@@ -7,16 +7,19 @@ import datetime as _dt
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
+from uuid import UUID, uuid5
 
+from .._core.arguments import checked_tenant
 from .._core.codec.typed import Policy, to_plain
 from .._core.validation import Shown, must, sentence, unknown
-from ..errors import InvalidTurn, UnserialisableResult
+from ..errors import InvalidArgument, InvalidTurn, UnserialisableResult
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
 TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
 VERSION = 1
 
 _MAX_ID_LENGTH = 200
+_EVENT_IDS: Final = UUID("7c1d2f0e-58c4-5b0b-9d0a-3f6f1d6f2a41")  # the stored ids of events of tenants derive from it
 _FINAL_STATUSES = ("completed", "failed", "skipped", "cancelled")
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -76,12 +79,24 @@ def _check_id(what: str, value: object) -> None:
         raise invalid(what, f"be a string of 1 to {_MAX_ID_LENGTH} printable characters", value)
 
 
+def _check_tenant(value: object) -> None:
+    try:
+        checked_tenant(value)
+    except InvalidArgument as error:
+        raise InvalidTurn("tenant", str(error).removeprefix("tenant ")) from None
+
+
+def _without_absent_tenant(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a dict without the key "tenant" if its value is None: earlier releases reject an unknown key."""
+    return {name: value for name, value in plain.items() if name != "tenant" or value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnEvent(Payload):
     """Requests a turn. `messages` are in chat format, the user's last.
 
     A second event with the same `turn_id` requests the same turn. `trace_id` is the trace of the caller: the turn has
-    its own, and stores this one in its metadata.
+    its own, and stores this one in its metadata. `turn_id` and `conversation_id` are names within the `tenant`.
     """
 
     type: ClassVar[str] = "turn.requested"
@@ -95,6 +110,10 @@ class TurnEvent(Payload):
     trace_id: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    tenant: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return _without_absent_tenant(super().to_dict())
 
     @classmethod
     def of(cls, asked: TurnEvent | Mapping[str, Any] | str) -> TurnEvent:
@@ -123,6 +142,7 @@ class TurnEvent(Payload):
         super().__post_init__()
         for name in ("turn_id", "conversation_id", "user_id", "personality", "trace_id"):
             _check_id(name, getattr(self, name))
+        _check_tenant(self.tenant)
         if not self.messages:
             raise invalid(
                 "messages", "have at least one message", self.messages, 'Pass [{"role": "user", "content": "…"}]'
@@ -267,8 +287,9 @@ PAYLOADS: dict[str, type[Payload]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EventEnvelope:
-    """An event of a topic. Events with the same `event_id` are published once.
+    """An event of a topic. Events of the same `tenant` with the same `event_id` are published once.
 
+    `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it.
     `offset` is the position in the topic, None for an event that was not read from one.
     """
 
@@ -281,15 +302,23 @@ class EventEnvelope:
     turn_id: str | None = None
     step_id: str | None = None
     version: int = VERSION
+    tenant: str | None = None
     offset: int | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return values that JSON can represent, without the offset."""
-        return {
+        return _without_absent_tenant({
             "topic": self.topic, "event_id": self.event_id, "type": self.type, "trace_id": self.trace_id,
             "turn_id": self.turn_id, "step_id": self.step_id, "timestamp": self.timestamp.isoformat(),
-            "payload": self.payload.to_dict(), "version": self.version,
-        }  # fmt: skip
+            "payload": self.payload.to_dict(), "version": self.version, "tenant": self.tenant,
+        })  # fmt: skip
+
+    @property
+    def stored_id(self) -> str:
+        """The id under which a topic stores the event: no event of another tenant has it."""
+        if self.tenant is None:
+            return self.event_id
+        return str(uuid5(_EVENT_IDS, f"{self.tenant}\0{self.event_id}"))
 
     @classmethod
     def from_dict(cls, data: Any, offset: int | None = None) -> EventEnvelope:
@@ -307,10 +336,11 @@ class EventEnvelope:
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
         for name, value in {**ids, "event_id": data.get("event_id") or ""}.items():
             _check_id(name, value)
+        _check_tenant(tenant := data.get("tenant"))
         return cls(
             topic=data["topic"], event_id=data["event_id"], type=data["type"], offset=offset,
             timestamp=_timestamp(data.get("timestamp")),
-            payload=PAYLOADS[data["type"]].from_dict(data.get("payload")), **ids,
+            payload=PAYLOADS[data["type"]].from_dict(data.get("payload")), tenant=tenant, **ids,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from .._core.clock import aware
 from .._core.codec.json import encode
 from .._core.context_vars import start_soon
-from .._core.ids import run_uuid, trace_id
+from .._core.ids import run_uuid, stored_id, trace_id
 from .._core.log import log
 from .._core.settings import DURATION, POSITIVE, SECONDS, check_known
 from .._core.validation import sentence
@@ -179,23 +179,27 @@ class TurnManager:
             known = inspect.signature(self.runner.submit).parameters.keys() - _NOT_OPTIONS
             for name in options:
                 check_known(name, known, "start_turn()", "option")
+        if options.get("parent_run_id") is not None:
+            options["tenant"] = await self.runner._owner(options.get("tenant"), options["parent_run_id"]) or None
         stored, _ = await self.runner.insert_run(self.new_run(turn, **options))
         return await self.get_turn(stored.run_id)
 
     def new_run(self, turn: TurnEvent | Mapping[str, Any] | str, **options: Any) -> RunRow:
         """Return the row of a new turn, checked. Nothing is stored; arguments and errors as for `start_turn`."""
-        event = self._checked_event(turn)
+        event = _of_tenant(self._checked_event(turn), options.pop("tenant", None))
         input_, metadata, run_id = self._run_arguments(event)
         metadata |= options.pop("metadata", None) or {}
         with _naming_invalid_field(event):
-            return self.runner.new_run(self._services.key, input_, run_id=run_id, metadata=metadata, **options)
+            return self.runner.new_run(
+                self._services.key, input_, run_id=run_id, metadata=metadata, tenant=event.tenant, **options
+            )
 
     async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
         """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`."""
         event = self._checked_event(turn)
         input_, metadata, run_id = self._run_arguments(event)
         with _naming_invalid_field(event):
-            done = await self.runner.execute(self._services.key, run_id, input_, metadata)
+            done = await self.runner.execute(self._services.key, run_id, input_, metadata, tenant=event.tenant)
         assert done.run_id is not None
         return await self.get_turn(done.run_id)
 
@@ -209,10 +213,11 @@ class TurnManager:
                 raise InvalidTurn("personality", str(error)) from None
         return event
 
-    def _run_arguments(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID]:
+    def _run_arguments(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID | str]:
         """Return input, metadata and id of the turn's run."""
+        run_id: UUID | str
         try:
-            run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock)
+            run_id, run_key = run_uuid(event.turn_id, self.runner.queue.clock, event.tenant or "")
         except InvalidArgument as error:
             raise InvalidTurn("turn_id", str(error).removeprefix("run_id ")) from None
         input_: dict[str, Any] = {"messages": event.messages, "params": event.params}
@@ -222,20 +227,26 @@ class TurnManager:
             metadata["parent_trace_id"] = event.trace_id
         if run_key is not None:
             metadata["turn_key"] = run_key
+            if event.tenant is not None:
+                run_id = run_key  # the row contains it, so that callers without a tenant find the turn by its name
         return input_, metadata, run_id
 
     # -- reading and ending
 
-    async def get_turn(self, turn_id: UUID | str) -> Turn:
+    async def get_turn(self, turn_id: UUID | str, *, tenant: str | None = None) -> Turn:
         """Return the present state of a turn.
+
+        Args:
+            turn_id: The turn.
+            tenant: The tenant whose turn it is, as in `runner.get_run`. Every method that takes a turn id takes it too.
 
         Raises:
             UnknownRun: No turn has this id.
         """
-        info = await self._info(turn_id)
-        turn = await self.contexts.get_turn(str(info.run_id))
+        info = await self._info(turn_id, tenant)
+        turn = await self.contexts.for_tenant(info.tenant).get_turn(str(info.run_id))
         if turn is None:
-            turn = turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
+            turn = turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata, info.tenant)
         turn.created_at = info.created_at
         turn.status = info.status
         if info.status in TERMINAL:
@@ -245,37 +256,39 @@ class TurnManager:
                 turn.error = turn.error or {"type": info.reason or info.status.value, "message": "", "details": {}}
         return turn
 
-    async def _info(self, turn_id: UUID | str) -> RunInfo:
-        info = await self.runner.get_run(turn_id)
+    async def _info(self, turn_id: UUID | str, tenant: str | None) -> RunInfo:
+        info = await self.runner.get_run(turn_id, tenant=tenant)
         if info.agent_key != self._services.key:
             raise UnknownRun(
                 f"run {str(turn_id)!r} must be a turn, got a run of agent {info.agent_key!r}. Use runner.get_run()."
             )
         return info
 
-    async def wait(self, turn_id: UUID | str, timeout: float | None = None) -> Turn:
+    async def wait(self, turn_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None) -> Turn:
         """Return the turn when it has finished.
 
         Raises:
             TimeoutError: It has not finished after `timeout` seconds. None waits without a limit.
         """
-        await self.runner.wait(turn_id, timeout)
-        return await self.get_turn(turn_id)
+        await self.runner.wait(turn_id, timeout, tenant=tenant)
+        return await self.get_turn(turn_id, tenant=tenant)
 
-    async def cancel(self, turn_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
+    async def cancel(
+        self, turn_id: UUID | str, *, wait: bool = False, tenant: str | None = None
+    ) -> bool | RunStatus:  # fmt: skip
         """Cancel the turn and its steps, like `runner.cancel`."""
-        await self._info(turn_id)
-        return await self.runner.cancel(turn_id, wait=wait)
+        info = await self._info(turn_id, tenant)
+        return await self.runner.cancel(info.run_id, wait=wait)
 
-    async def discard(self, turn_id: UUID | str) -> None:
+    async def discard(self, turn_id: UUID | str, *, tenant: str | None = None) -> None:
         """Delete a finished turn: its run and its saved state. The topics keep their events.
 
         Raises:
             IllegalTransition: The turn has not finished.
         """
-        info = await self._info(turn_id)
+        info = await self._info(turn_id, tenant)
         await self.runner.discard(info.run_id)
-        await self.contexts.forget_turn(str(info.run_id))
+        await self.contexts.for_tenant(info.tenant).forget_turn(str(info.run_id))
 
     async def vacuum(self, older_than: float) -> int:
         """Delete old events of all topics and free their space. `runner.vacuum` deletes the runs of turns.
@@ -298,13 +311,15 @@ class TurnManager:
         return deleted
 
     async def stream(
-        self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
+        self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False, tenant: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """Yield the turn's events, stored ones and then new ones, until it has finished; like `runner.stream`.
 
         With `backpressure`, the limit is `max_unsent_bytes` of `[turns]` unless that is the default.
         """
-        stream = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=self.max_unsent_bytes)
+        stream = self.runner.stream(
+            turn_id, since_sequence, backpressure, max_unsent_bytes=self.max_unsent_bytes, tenant=tenant
+        )  # fmt: skip
         async with contextlib.aclosing(stream) as events:
             async for event in events:
                 yield event
@@ -327,7 +342,8 @@ class TurnManager:
         chunk, turn_id = envelope.payload, envelope.turn_id
         if not isinstance(chunk, StepResultChunk) or turn_id is None:
             raise invalid("payload", "be a step result of a turn", envelope.type, f"Pass an event of {RESULTS}")
-        turn = await self.contexts.get_turn(turn_id)
+        contexts = self.contexts.for_tenant(envelope.tenant)
+        turn = await contexts.get_turn(turn_id)
         state = None if turn is None else turn.step(chunk.step_number)
         if turn is None or state is None or not chunk.final or _is_outdated(state, chunk):
             return turn
@@ -341,7 +357,7 @@ class TurnManager:
             state.apart = None
             turn.updated_at = aware(self.runner.queue.clock.wall())
 
-        return await self.contexts.change_turn(turn_id, apply)
+        return await contexts.change_turn(turn_id, apply)
 
     async def consume(self, *, consumer: str = "turns", stop: asyncio.Event | None = None) -> None:
         """Start the turns that are published on agent.turns, until `stop` is set or the caller is cancelled.
@@ -360,13 +376,13 @@ class TurnManager:
                 assert envelope.offset is not None
                 await self.topics.commit(TURNS, consumer, envelope.offset)
 
-    async def _was_started(self, turn_id: str) -> bool:
+    async def _was_started(self, turn_id: str, tenant: str) -> bool:
         """Return whether the turn was started. Turns that did not start from the topic publish their event too."""
         try:
-            await self.runner.get_run(turn_id)
-        except (UnknownRun, InvalidArgument):
+            row = await self.runner.queue.row(stored_id(turn_id, tenant))
+        except InvalidArgument:
             return False
-        return True
+        return row is not None and row.tenant == tenant
 
     async def start_published(self, envelope: EventEnvelope) -> None:
         """Start the turn that an envelope of agent.turns requests, once; report an invalid one on agent.audit."""
@@ -374,9 +390,11 @@ class TurnManager:
             return
         event = envelope.payload
         turn_id = event.turn_id or envelope.turn_id or f"turn:{envelope.event_id}"
-        if await self._was_started(turn_id):
+        tenant = envelope.tenant or event.tenant
+        if await self._was_started(turn_id, tenant or ""):
             return
         try:
+            event = _of_tenant(event, tenant)
             event = replace(event, turn_id=turn_id, metadata={**event.metadata, FROM_TOPIC: True})
             turn = await self.start_turn(event)
             TurnLog(turn.trace_id, turn.id).info("started from topic %s, offset %s", TURNS, envelope.offset)
@@ -385,8 +403,17 @@ class TurnManager:
             details = {"event_id": envelope.event_id, "error": str(error), "field": getattr(error, "field", None)}
             await self.topics.tell(
                 AuditEvent(action="turn.refused", details=details), event_id=f"refused:{envelope.event_id}",
-                turn_id=envelope.turn_id, trace_id=envelope.trace_id,
+                turn_id=envelope.turn_id, trace_id=envelope.trace_id, tenant=tenant,
             )  # fmt: skip
+
+
+def _of_tenant(event: TurnEvent, tenant: str | None) -> TurnEvent:
+    """Return the event of a turn of a tenant. None: of the tenant that the event names, if any."""
+    if tenant is None or event.tenant == tenant:
+        return event
+    if event.tenant is not None:
+        raise invalid("tenant", f"be {tenant!r}, as its sender says", event.tenant)
+    return replace(event, tenant=tenant)
 
 
 def _is_outdated(state: StepState, chunk: StepResultChunk) -> bool:

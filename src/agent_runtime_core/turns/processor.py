@@ -185,7 +185,7 @@ class StepProcessor:
         )  # fmt: skip
         details = {"step_number": state.step_number, "attempt": state.attempt, "error": state.error}
         audit = AuditEvent(action=f"step.{state.status.value}", details=details)
-        ids = {"trace_id": progress.turn.trace_id, "turn_id": progress.turn.id, "step_id": state.step_id}
+        ids = {**progress.turn.event_ids, "step_id": state.step_id}
         event_id = f"{state.step_id}:{event_suffix}"
         events = (chunk, audit) if calls.answer is None else (audit,)  # the provider worker has published the chunk
         await self.topics.publish_all([self.topics.envelope(each, event_id=event_id, **ids) for each in events])
@@ -217,7 +217,7 @@ class StepProcessor:
         calls.chunks += 1
         await self.topics.tell(
             chunk, event_id=f"{state.step_id}:{progress.claim}:{state.attempt}:{chunk.index}",
-            trace_id=progress.turn.trace_id, turn_id=progress.turn.id, step_id=state.step_id,
+            step_id=state.step_id, **progress.turn.event_ids,
         )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ class ProviderWorkers:
         details = {"step_number": planned.step_number, "error": str(error)}
         await self._services.topics.tell(
             AuditEvent(action="step.not_answered", details=details), event_id=f"{step_id}:not_answered",
-            trace_id=turn.trace_id, turn_id=turn.id, step_id=step_id,
+            step_id=step_id, **turn.event_ids,
         )  # fmt: skip
 
 
@@ -128,8 +128,8 @@ async def _requested(
         results_from=await topics.head(RESULTS),
     )  # fmt: skip
     envelope = topics.envelope(
-        request, event_id=f"{step_id}:request:{attempt}", trace_id=turn.trace_id, turn_id=turn.id, step_id=step_id
-    )
+        request, event_id=f"{step_id}:request:{attempt}", step_id=step_id, **turn.event_ids
+    )  # fmt: skip
     published = await topics.publish(envelope)
     stored = await topics.read(STEPS, published.offset or 0)
     return stored.payload if stored is not None and isinstance(stored.payload, StepRequest) else request
@@ -194,7 +194,11 @@ class _Waiting:
         return None
 
     def _is_own(self, envelope: EventEnvelope) -> bool:
-        return (envelope.step_id, envelope.turn_id) == (self._step_id, self._progress.turn.id)
+        turn = self._progress.turn
+        # A provider worker that does not know tenants answers without one.
+        if envelope.tenant not in (None, turn.tenant):
+            return False
+        return (envelope.step_id, envelope.turn_id) == (self._step_id, turn.id)
 
     async def _piece(self, chunk: StepResultChunk) -> None:
         """Publish a piece of the answer as part of the run. A restarted provider worker may send it again."""

@@ -107,8 +107,14 @@ class Turn:
     created_at: _dt.datetime | None = None
     updated_at: _dt.datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    tenant: str | None = None
     stale: bool = field(default=False, compare=False)
     stale_history: bool = False
+
+    @property
+    def event_ids(self) -> dict[str, str | None]:
+        """What the envelope of each event of the turn contains."""
+        return {"trace_id": self.trace_id, "turn_id": self.id, "tenant": self.tenant}
 
     @property
     def metrics(self) -> StepMetrics:
@@ -125,6 +131,8 @@ class Turn:
         del plain["stale"]
         if not self.stale_history:
             del plain["stale_history"]
+        if self.tenant is None:
+            del plain["tenant"]
         for step in plain["steps"]:
             del step["apart"]
         return plain | {"metrics": self.metrics.to_dict()}

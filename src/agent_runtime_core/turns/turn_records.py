@@ -19,19 +19,22 @@ from .turn import Turn
 
 async def load_turn(services: TurnServices, ctx: Context) -> Turn:
     """Return the turn of a run as saved, else as requested."""
-    return await services.contexts.get_turn(str(ctx.run_id)) or new_turn(ctx)
+    return await services.contexts.for_tenant(ctx.tenant).get_turn(str(ctx.run_id)) or new_turn(ctx)
 
 
 def new_turn(ctx: Context) -> Turn:
     """Return the turn of a run as requested, without progress."""
-    return turn_of(str(ctx.run_id), ctx.trace_id, ctx.input, ctx.metadata)
+    return turn_of(str(ctx.run_id), ctx.trace_id, ctx.input, ctx.metadata, ctx.tenant)
 
 
-def turn_of(run_id: str, trace_id: str, input: Mapping[str, Any], metadata: Mapping[str, Any]) -> Turn:
+def turn_of(
+    run_id: str, trace_id: str, input: Mapping[str, Any], metadata: Mapping[str, Any], tenant: str | None
+) -> Turn:
     """Return the turn of a run with this input, without progress."""
     return Turn(
         run_id, trace_id, list(input.get("messages") or ()), conversation_id=input.get("conversation_id"),
         user_id=input.get("user_id"), personality=input.get("personality"), metadata=dict(metadata),
+        tenant=tenant,
     )  # fmt: skip
 
 
@@ -39,23 +42,23 @@ async def save(services: TurnServices, ctx: Context, turn: Turn) -> None:
     """Store the turn with the present time."""
     turn.updated_at = aware(ctx.clock.wall())
     turn.created_at = turn.created_at or turn.updated_at
-    await services.contexts.save_turn(turn)
+    await services.contexts.for_tenant(turn.tenant).save_turn(turn)
 
 
 def audit_event(services: TurnServices, turn: Turn, action: str, details: dict[str, Any]) -> EventEnvelope:
     """Return an audit event of the turn, in the envelope of its topic."""
     event = AuditEvent(action=action, details=details)
-    return services.topics.envelope(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
+    return services.topics.envelope(event, event_id=f"{action}:{turn.id}", **turn.event_ids)
 
 
 async def finished_turn(services: TurnServices, info: RunInfo, result: RunResult) -> Turn:
     """Return the turn of a finished run; as requested if it was not saved or its store is unavailable."""
     try:
-        turn = await services.contexts.get_turn(str(info.run_id))
+        turn = await services.contexts.for_tenant(info.tenant).get_turn(str(info.run_id))
     except Exception as error:  # noqa: BLE001 - a store may fail in any way, the end is published all the same
         log.warning("reading turn %s failed; publishing its end without its steps: %s", info.run_id, error)
         turn = None
-    turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
+    turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata, info.tenant)
     finish_turn(turn, result)
     return turn
 
@@ -82,4 +85,4 @@ def end_event(services: TurnServices, turn: Turn, generation: int) -> EventEnvel
     details = {"status": turn.status.value, "metrics": turn.metrics.to_dict(), "error": turn.error}
     event = AuditEvent(action=f"turn.{turn.status.value}", details=details)
     event_id = f"end:{turn.id}:{generation}"
-    return services.topics.envelope(event, event_id=event_id, trace_id=turn.trace_id, turn_id=turn.id)
+    return services.topics.envelope(event, event_id=event_id, **turn.event_ids)

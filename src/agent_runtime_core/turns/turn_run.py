@@ -112,7 +112,9 @@ class TurnRun:
         personality = services.with_default_model(
             services.personality(settings, ctx.input.get("personality")), settings
         )
-        preferred = await services.contexts.preferences(turn.user_id) if turn.user_id else Remembered(dict[str, Any]())
+        preferred = Remembered(dict[str, Any]())
+        if turn.user_id:
+            preferred = await services.contexts.for_tenant(turn.tenant).preferences(turn.user_id)
         names = placeholders_in(personality.system_prompt)
         used = {name: value for name, value in preferred.value.items() if name in names}
         turn.status, turn.personality, turn.stale_history = RunStatus.RUNNING, personality.name, ctx.history_stale
@@ -120,14 +122,13 @@ class TurnRun:
         event = TurnEvent(
             messages=turn.messages, turn_id=turn.id, conversation_id=turn.conversation_id, user_id=turn.user_id,
             personality=personality.name, trace_id=turn.trace_id, metadata=turn.metadata,
+            tenant=turn.tenant,
         )  # fmt: skip
         stale = preferred.stale or ctx.history_stale
         details = {"personality": personality.name, "stale": stale}
         events = [audit_event(services, turn, "turn.started", details)]
         if not turn.metadata.get(FROM_TOPIC):
-            events.append(
-                services.topics.envelope(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
-            )
+            events.append(services.topics.envelope(event, event_id=f"turn:{turn.id}", **turn.event_ids))
         await services.topics.publish_all(events)
         TurnLog(turn.trace_id, turn.id).info("started with personality %s", personality.name)
         await services.hooks.call("on_turn_start", turn)
@@ -166,9 +167,7 @@ class TurnRun:
 
     async def _publish_request(self, request: PlanRequest) -> None:
         turn = self.turn
-        await self.services.topics.tell(
-            request, event_id=f"plan:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id
-        )  # fmt: skip
+        await self.services.topics.tell(request, event_id=f"plan:{turn.id}", **turn.event_ids)
 
     def _client(self, own: LLMClient | None = None) -> TurnClient | None:
         """Return the model client, for a planner with a client of its own in `own`. Created at the first model call."""
@@ -203,9 +202,7 @@ class TurnRun:
             depends_on=step.needs, reasoning=step.reasoning, position=position,
         )  # fmt: skip
         id_, turn = self._step_id(step), self.turn
-        return self.services.topics.envelope(
-            event, event_id=id_, trace_id=turn.trace_id, turn_id=turn.id, step_id=id_
-        )  # fmt: skip
+        return self.services.topics.envelope(event, event_id=id_, step_id=id_, **turn.event_ids)
 
     def _step_id(self, step: PlanStep) -> str:
         """Return the id of the step in the journal of the run that executes it."""

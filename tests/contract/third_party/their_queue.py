@@ -47,8 +47,9 @@ class TheirRows(RunTransitions):
     def get(self, run_id: str) -> RunRow | None:
         return self.tx.runs.get(run_id)
 
-    def by_key(self, idem_key: str) -> RunRow | None:
-        return next((row for row in self.tx.runs.values() if row.idem_key == idem_key), None)
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        wanted = (idem_key, tenant)
+        return next((row for row in self.tx.runs.values() if (row.idem_key, row.tenant) == wanted), None)
 
     def add(self, row: RunRow) -> RunRow:
         self.tx.arrived += 1
@@ -62,10 +63,10 @@ class TheirRows(RunTransitions):
         del self.tx.runs[row.run_id]
         self.tx.mail.pop(row.run_id, None)
 
-    def make_due_ready(self, wall: float) -> Sequence[str]:
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = [row for row in self.tx.runs.values() if 0 < row.due_at <= wall]
         self.tx.runs.update((row.run_id, row._replace(status="pending", due_at=0.0)) for row in due)
-        return list(dict.fromkeys(row.lane for row in due if row.lane and row.held == 1))
+        return list(dict.fromkeys((row.lane, row.tenant) for row in due if row.lane and row.held == 1))
 
     def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.status == status]
@@ -79,15 +80,19 @@ class TheirRows(RunTransitions):
         due = [row for row in self._wanted(want, "pending") if (row.origin, row.due_at, row.held) == ("", 0, 0)]
         return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
 
-    def _lane(self, lane: str, held: int) -> list[RunRow]:
-        return [row for row in self.tx.runs.values() if (row.lane, row.held, row.ended_at) == (lane, held, None)]
+    def _group(self, lane: str, tenant: str, held: int) -> list[RunRow]:
+        wanted = (lane, tenant, held, None)
+        return [row for row in self.tx.runs.values() if (row.lane, row.tenant, row.held, row.ended_at) == wanted]
 
-    def active_in_group(self, lane: str) -> RunRow | None:
-        return next(iter(self._lane(lane, 0)), None)
+    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        return next(iter(self._group(lane, tenant, 0)), None)
 
-    def next_in_group(self, lane: str) -> RunRow | None:
-        due = [row for row in self._lane(lane, 1) if row.due_at == 0]
+    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+        due = [row for row in self._group(lane, tenant, 1) if row.due_at == 0]
         return min(due, key=lambda row: (-row.priority, row.n), default=None)
+
+    def move(self, row: RunRow, after: RunRow) -> None:
+        self.save(after)
 
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.lane and row.origin and not row.held]
@@ -132,12 +137,13 @@ class TheirQueue(RunQueue):
     async def read(self, what: str, *args: Any) -> Any:
         runs = self.store.runs
         match what, args:
-            case "row", (run_id,):
-                return runs.get(run_id)
+            case "row", (run_id, *tenant):
+                row = runs.get(run_id)
+                return row if row is None or tenant in ([], [row.tenant]) else None
             case "find", (RunFilter() as wanted,):
                 return wanted.listed(runs.values())
-            case "counts", ():
-                return RunCounts.of(runs.values())
+            case "counts", tenant:
+                return RunCounts.of(runs.values(), *tenant)
             case "children", (run_id,):
                 return [row for row in runs.values() if row.parent_id == run_id]
             case "mail", (run_id, after):

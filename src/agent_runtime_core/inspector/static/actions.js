@@ -1,6 +1,6 @@
 // The actions on one run, each with a confirmation that names the run, and the answers to its questions.
 import { html, useMemo, useState } from "./ui.js";
-import { runName, shortId, stateName } from "./format.js";
+import { agentName, runName, shortId, stateName } from "./format.js";
 import { Ago, Button, Confirm, Failed, Field, Form, Json, RunLink, State } from "./parts.js";
 import { useCan, usePages } from "./queries.js";
 import { go, href } from "./router.js";
@@ -114,7 +114,7 @@ export function Question({ question, withRun = false, onDone }) {
   const can = useCan();
   const { name, asked_at: askedAt, approved_before: before, details, problem } = question;
   return html`<article class="card ask" data-row tabindex="-1">
-    <header><h2>${titleOf(name)}</h2><p class="page-note">${withRun && html`<${RunLink} run=${question} /><span class="break">${question.agent}</span>`}
+    <header><h2>${titleOf(name)}</h2><p class="page-note">${withRun && html`<${RunLink} run=${question} /><span class="break">${agentName(question)}</span>`}
       <${State} state="waiting">asked <${Ago} time=${askedAt} /><//></p></header>
     ${name.startsWith("in_doubt:") && html`<p>Its process was interrupted, so its outcome is unknown. Check it, then answer “done” with its result,
       “retry” to run it again, or “failed” to let the run fail.</p>`}

@@ -87,3 +87,8 @@ export function shortId(id) {
 export function runName(run) {
   return run.key || shortId(run.run_id);
 }
+
+/** The agent of a run, and its tenant if it has one. */
+export function agentName(run) {
+  return run.tenant ? `${run.agent} · ${run.tenant}` : run.agent;
+}

@@ -1,6 +1,6 @@
 // A live table of runs with windowed rows, the selection of rows, and bulk actions.
 import { html, useEffect, useRef, useState } from "./ui.js";
-import { ago, count, localTime, plural, runName } from "./format.js";
+import { agentName, ago, count, localTime, plural, runName } from "./format.js";
 import { isLive } from "./queries.js";
 import { Button, Dialog, Empty, Failed, Loading, RunLink, State, Windowed } from "./parts.js";
 import { runPath, source } from "./source.js";
@@ -32,7 +32,7 @@ function shownState(run) {
 
 export function RunCell({ run }) {
   return html`<span role="cell" class="cell-main"><${RunLink} run=${run} class=${run.key ? "row-link strong" : "row-link mono"} data-row />
-    <span class="quiet" title=${run.agent}>${run.agent}</span></span>`;
+    <span class="quiet" title=${agentName(run)}>${agentName(run)}</span></span>`;
 }
 
 /** The state, and what the run waits for or why it failed, in one line. */

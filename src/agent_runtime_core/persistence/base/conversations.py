@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as _dt
 import itertools
 from abc import ABC, abstractmethod
@@ -220,6 +221,29 @@ class ConversationStore(ABC):
         )
         await self.save(fork, scope)
         return fork
+
+    async def move_to(self, other: ConversationStore, conversation_id: UUID) -> bool:
+        """Move a conversation to another store, with all its messages.
+
+        `PersistenceManager.assign_conversation` uses it. Here the conversation is saved in the other store, and then
+        deleted. After a crash between the two, a second call deletes it. A message that another writer appends in
+        between is lost.
+
+        Args:
+            other: The other store, such as `for_tenant(tenant)` of this store.
+            conversation_id: The conversation.
+
+        Returns:
+            Whether it was moved. False: it does not exist, or the other store has another conversation with this id.
+        """
+        found, there = await self.get(conversation_id), await other.get(conversation_id)
+        if found is None:
+            return False
+        if there is None:
+            await other.save(copy.deepcopy(found))
+        elif [each.id for each in there.messages] != [each.id for each in found.messages]:
+            return False
+        return await self.delete(conversation_id)
 
     # -- search
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, TypedDict
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Self, TypedDict, TypeVar
 
+from ..._core.arguments import checked_tenant
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ..._core.log import log
@@ -12,6 +15,8 @@ from ...config import get_config
 from ...errors import StorageError
 from ..documents.base import Collection, DocumentStore, storable
 from ..models import Scope
+
+T = TypeVar("T")
 
 #: Seconds after its last write that a session is kept, if it can outlive its process.
 SESSION_TTL = 30 * 24 * 3600.0
@@ -64,8 +69,22 @@ class DocumentHome:
         self.session_id: str = session_id if session_id is not None else new_ulid(clock)
         self.project = project
         self.session_ttl = session_ttl
-        self._session_begun = False
+        #: Whose documents this home contains; "" for documents without a tenant.
+        self.tenant: str = ""
+        self._begun_sessions: set[str] = set()  # the spaces of the session, which the homes of all tenants share
         self._closed = False
+
+    def for_tenant(self, tenant: str) -> Self:
+        """Return the part of the same document stores that belongs to a tenant. Only this home closes the stores.
+
+        Raises:
+            InvalidArgument: This home is the part of another tenant.
+        """
+        if self.tenant not in ("", tenant):
+            raise must("tenant", f"be {self.tenant!r}, whose stores these are", tenant)
+        home = copy.copy(self)
+        home.tenant = tenant
+        return home
 
     def keep_in(
         self, documents: DocumentStore, *, in_home: DocumentStore | None = None, in_session: DocumentStore | None = None
@@ -89,11 +108,16 @@ class DocumentHome:
     def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Collection:
         """Return the documents of one kind in a scope."""
         where = default if scope is None else _scope(scope)
-        self._session_begun |= where is Scope.SESSION
-        return Collection(self.documents(where), self.space(where), kind, self.expires(where))
+        space = self.space(where)
+        if self.tenant:
+            # The length says where the tenant ends, whatever characters it and the name of the scope contain.
+            space = f"tenant:{len(self.tenant)}:{self.tenant}:{space}"
+        if where is Scope.SESSION:
+            self._begun_sessions.add(space)
+        return Collection(self.documents(where), space, kind, self.expires(where))
 
     def space(self, scope: Scope) -> str:
-        """Return the name of a scope in its document store."""
+        """Return the name of a scope in its document store. A tenant's name is added to it."""
         match scope:
             case Scope.GLOBAL:
                 return "global"
@@ -107,24 +131,38 @@ class DocumentHome:
         return list({id(each): each for each in self._documents.values()}.values())
 
     async def close(self) -> None:
-        """Close the document stores. A session that only this home uses is deleted. A second call does nothing."""
-        if self._closed:
+        """Close the document stores. A session that only this home uses is deleted. A second call does nothing.
+
+        The home of a tenant closes nothing: the home that it was made from closes the stores for all tenants.
+        """
+        if self._closed or self.tenant:
             return
         self._closed = True
         try:
-            if self._session_begun and not self.shared_session:
-                await self._end_session()
+            for space in () if self.shared_session else sorted(self._begun_sessions):
+                await self._end_session(space)
         finally:
             for documents in self.document_stores() if self.closes_documents else ():
                 await documents.close()
 
-    async def _end_session(self) -> None:
+    async def _end_session(self, space: str) -> None:
         try:
-            await self.documents(Scope.SESSION).drop(self.space(Scope.SESSION))
+            await self.documents(Scope.SESSION).drop(space)
         except StorageError as error:
             if self.expires(Scope.SESSION) is None:
                 raise
             log.warning("session %s could not be deleted; it expires by itself: %s", self.session_id, error)
+
+
+def of_space(known: dict[str, T], space: str, make: Callable[[], T], most: int) -> T:
+    """Return what `known` contains for a space, or else what `make` returns.
+
+    Only `most` spaces are kept, and the space that was used longest ago is dropped: every tenant adds spaces.
+    """
+    known[space] = found = known.pop(space, None) or make()
+    while len(known) > most:
+        known.pop(next(iter(known)), None)
+    return found
 
 
 def _scope(scope: Any) -> Scope:
@@ -151,6 +189,21 @@ class DocumentBackedStore:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.home: DocumentHome = self.home_class(*arguments, **options)
         self.clock: Clock = self.home.clock
+
+    def for_tenant(self, tenant: str | None) -> Self:
+        """Return this store with only the documents of a tenant. It has the same connections, and closes nothing.
+
+        Args:
+            tenant: The tenant. None returns this store.
+
+        Raises:
+            InvalidArgument: This store is the store of another tenant.
+        """
+        if not (name := checked_tenant(tenant)):
+            return self
+        store = copy.copy(self)  # with the same caches, whose keys contain the space
+        store.home = self.home.for_tenant(name)
+        return store
 
     def documents(self, scope: Scope) -> DocumentStore:
         """Return the document store of a scope."""

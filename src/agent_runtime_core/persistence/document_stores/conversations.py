@@ -19,6 +19,7 @@ from ..._core.validation import must
 from ..._engines.base import Op
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts
+from ..documents.full_text import text_in
 from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from ..stored_history import StoredHistory
@@ -132,6 +133,39 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         conversation = read_back(header, await sliced(map(_message, found)))
         self._loaded.remember(conversation, LoadedState.of(header, dict(await sliced(map(stored_message, found)))))
         return conversation
+
+    async def move_to(self, other: ConversationStore, conversation_id: UUID) -> bool:
+        """Move a conversation to another store, with all its messages, in one commit.
+
+        A message that another writer appends during this commit is moved by a second one. If the process is killed in
+        between, a second call moves it. Between two document stores the move is that of the base class.
+        """
+        old_headers, old_messages = self._tables(None)
+        if not isinstance(other, StoredConversations):
+            return await super().move_to(other, conversation_id)
+        headers, messages = other._tables(None)
+        if headers.documents is not old_headers.documents:
+            return await super().move_to(other, conversation_id)
+        key, is_tried = id_text(conversation_id, "conversation"), False
+
+        async def attempt() -> bool:
+            nonlocal is_tried
+            header, there = await old_headers.get(key), await headers.get(key)
+            if (header is None) == (there is None):
+                return is_tried
+            found = await old_messages.find(key)
+            if header is None and not found:
+                return is_tried
+            ops = [op for each in found for op in (messages.add(_same_message(each)), old_messages.delete(each.key))]
+            if header is not None:
+                # The first put only checks that nobody has changed the header since it was read.
+                entry = _same(header)
+                ops += [old_headers.put(entry, header.version), old_headers.delete(key), headers.put(entry, 0)]
+            is_tried = True
+            await headers.write(*ops)
+            return await attempt()
+
+        return await retry_conflicts(f"conversation {key}", attempt)
 
     # -- messages
 
@@ -253,6 +287,14 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
     def _tables(self, scope: Scope | None) -> tuple[Collection, Collection]:
         return self.home.table(scope, CONVERSATION), self.home.table(scope, MESSAGE)
+
+
+def _same(document: Document, words: str = "") -> Entry:
+    return Entry(document.key, document.text, document.group, document.rank, document.expires, words)
+
+
+def _same_message(document: Document) -> Entry:
+    return _same(document, text_in(_message(document).content))
 
 
 def _message(document: Document) -> ConversationMessage:

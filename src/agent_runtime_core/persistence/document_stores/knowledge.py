@@ -15,8 +15,10 @@ from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
 from .arguments import check_link, check_model, choice, id_text, seconds_of, stored_key
-from .base import DocumentBackedStore
+from .base import DocumentBackedStore, of_space
 from .embeddings import MAX_VECTORS, Vectors
+
+_INDEXED_SPACES = 64  # whose vectors are in memory at the same time, at most
 
 
 class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
@@ -121,9 +123,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
     def _embeddings(self, scope: Scope | None) -> Vectors:
         table = self.home.table(scope, "embedding")
-        if table.space not in self._vectors:
-            self._vectors[table.space] = Vectors(table, self.max_vectors)
-        return self._vectors[table.space]
+        return of_space(self._vectors, table.space, lambda: Vectors(table, self.max_vectors), _INDEXED_SPACES)
 
     async def save_embedding(self, embedding: Embedding, scope: Scope | None = None) -> None:
         """Store a text with its vector.

@@ -41,19 +41,20 @@ class RecentHistories:
     """The histories of the conversations that were read last, up to a number and a size. Thread-safe."""
 
     def __init__(self) -> None:
-        self._recent: dict[str, _Recent] = {}  # the one that was read last is at the end
+        self._recent: dict[tuple[str, str], _Recent] = {}  # the one that was read last is at the end
         self._size = 0
         self._lock = threading.Lock()
 
     async def read(self, key: str, headers: Collection, messages: Collection) -> StoredHistory | None:
         """Return the history of a conversation, None if it does not exist."""
-        recent = self._recent.get(key)
+        known = (headers.space, key)  # another tenant may have a conversation with this key
+        recent = self._recent.get(known)
         # Messages are read before the header. If its version is the same after that, no message was deleted or changed
         # before: a tail that is read later may belong to a changed conversation.
         tail = [] if recent is None else await messages.find(key, low=recent.last.rank)
         header = await headers.get(key)
         if header is None:
-            self._keep(key, None)
+            self._keep(known, None)
             return None
         new = tail[1:]
         if recent is None or not recent.is_current(header, tail):
@@ -67,10 +68,10 @@ class RecentHistories:
             last, size = recent.last, recent.size
         last = new[-1] if new else last
         size += sum(len(each.text) + _PER_MESSAGE for each in new)
-        self._keep(key, None if last is None else _Recent(header, last, history, size))
+        self._keep(known, None if last is None else _Recent(header, last, history, size))
         return history
 
-    def _keep(self, key: str, recent: _Recent | None) -> None:
+    def _keep(self, key: tuple[str, str], recent: _Recent | None) -> None:
         with self._lock:
             self._drop(key)
             if recent is None or recent.size > MOST_BYTES:
@@ -80,6 +81,6 @@ class RecentHistories:
             while len(self._recent) > MOST or self._size > MOST_BYTES:
                 self._drop(next(iter(self._recent)))
 
-    def _drop(self, key: str) -> None:
+    def _drop(self, key: tuple[str, str]) -> None:
         gone = self._recent.pop(key, None)
         self._size -= 0 if gone is None else gone.size

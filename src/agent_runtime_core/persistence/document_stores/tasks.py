@@ -18,7 +18,7 @@ from ..documents.base import Document, Entry, retry_conflicts
 from ..model_codec import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
 from .arguments import check_count, id_text
-from .base import TASK, TASK_LIST, DocumentBackedStore
+from .base import TASK, TASK_LIST, DocumentBackedStore, of_space
 from .ranks import ranks_for
 from .task_claims import TaskClaims, replaced
 from .task_collection import Change, TaskCollection
@@ -28,6 +28,7 @@ from .three_way_merge import three_way_merge
 # Existing stores contain ids derived from it. With another value, a task saved alone would go into a new list.
 _DEFAULT_LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")
 _TASKS = frozenset({"tasks"})
+_INDEXED_SPACES = 1024  # whose ready tasks are in memory at the same time, at most
 
 
 class StoredTasks(DocumentBackedStore, TaskStore):
@@ -41,11 +42,10 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         self._claims: dict[str, TaskClaims] = {}
 
     def _claims_of(self, scope: Scope | None) -> TaskClaims:
-        tasks = self.home.table(scope, TASK)
-        if tasks.space not in self._claims:
-            collection = TaskCollection(self.home.table(scope, TASK_LIST), tasks)
-            self._claims[tasks.space] = TaskClaims(collection, self.clock)
-        return self._claims[tasks.space]
+        lists, tasks = self.home.table(scope, TASK_LIST), self.home.table(scope, TASK)
+        return of_space(
+            self._claims, tasks.space, lambda: TaskClaims(TaskCollection(lists, tasks), self.clock), _INDEXED_SPACES
+        )
 
     def _collection(self, scope: Scope | None) -> TaskCollection:
         return self._claims_of(scope).collection

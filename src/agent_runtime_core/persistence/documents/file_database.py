@@ -6,6 +6,7 @@
     <root>/fences/<run>.json                           the fencing token of a run
     <root>/documents/<space>/<kind>/<rank>~<key>.json  a document
     <root>/documents/<space>/<kind>/<group>/...        the documents of a group
+    <root>/documents/<space>/space.json                the name of a space that is too long for its directory
 
 A commit of one file is one rename. A commit of several files is decided when the file `intent` has its name: it lists
 the renames and removals to do. If the writer dies, the next process that takes the lock does them. A commit returns
@@ -37,7 +38,7 @@ from .file_format import VERSION, sealed, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
 from .file_lock import LOCK, locked
 from .file_names import text_of
-from .file_transaction import Changes, FileTransaction
+from .file_transaction import SPACE_NAME, Changes, FileTransaction
 from .operations import APPLIED, OPS
 
 INTENT: Final = "intent"
@@ -283,12 +284,19 @@ class FileDatabase:
         ]
 
     def kinds(self) -> list[tuple[str | None, str | None]]:
-        """Return (space, kind) of all documents, with None for a name that is too long for the name of a directory."""
+        """Return (space, kind) of all documents, with None for a name that an earlier release did not store."""
         return [
-            (text_of(space), text_of(kind))
+            (self._space_of(space), text_of(kind))
             for space in self.disk.directories(DOCUMENTS)
             for kind in self.disk.directories(f"{DOCUMENTS}/{space}")
         ]
+
+    def _space_of(self, name: str) -> str | None:
+        """Return the space of a directory, which contains the name in a file if it is long."""
+        if (space := text_of(name)) is not None or SPACE_NAME not in self.disk.names(f"{DOCUMENTS}/{name}"):
+            return space
+        relative = f"{DOCUMENTS}/{name}/{SPACE_NAME}"
+        return str(json.loads(unsealed(self.disk.read(relative), self.disk.path(relative)) + b"}")["space"])
 
 
 def _fail(batch: Sequence[CommitRequest], error: Exception) -> None:

@@ -12,10 +12,11 @@ from .base import Document, Entry, next_rank
 from .file_directory import DurableDirectory
 from .file_format import VERSION, FileRecord, encode_record, sealed, unsealed
 from .file_index import DOCUMENTS, DocumentFile, NameIndex, directory_of, group_part, last_file, last_record
-from .file_names import ident, name_of, part
+from .file_names import ident, name_of, part, text_of
 from .operations import DocumentTransaction
 
 FENCES: Final = "fences"
+SPACE_NAME: Final = "space.json"  # in the directory of a space whose name is too long for the name of the directory
 SWEPT: Final = 4  # expired documents of a kind that a commit removes, at most
 
 
@@ -63,6 +64,7 @@ class FileTransaction(DocumentTransaction):
         self._changed: dict[tuple[str, str], StoredDocument | None] = {}
         self._ranks: dict[tuple[str, str], float] = {}  # the highest rank of each group that changes
         self._emptied: set[str] = set()
+        self._long_spaces: dict[str, str] = {}  # by their directories
 
     def savepoint(self) -> tuple[Any, ...]:
         """Return the changes so far, for `restore`."""
@@ -132,6 +134,8 @@ class FileTransaction(DocumentTransaction):
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         key, text, version, rank, group, expires = document
         directory, name = directory_of(space, kind), ident(key, group)
+        if text_of(part(space)) is None:
+            self._long_spaces[directory.rpartition("/")[0]] = space
         stored = self._present(directory, key)
         source = entry or (stored and stored.record)
         words, mark = (source.words, source.mark) if source else ("", 0)
@@ -213,6 +217,10 @@ class FileTransaction(DocumentTransaction):
             ):
                 writes[self._index(directory).path_of(last_file(group))] = last_record(rank)
         kinds = sorted({directory for directory, _ in self._changed} | self._emptied)
+        for directory in sorted({each.rpartition("/")[0] for each in kinds} & self._long_spaces.keys()):
+            if SPACE_NAME not in self.disk.names(directory):
+                head = {"v": VERSION, "space": self._long_spaces[directory]}
+                writes[f"{directory}/{SPACE_NAME}"] = sealed(json.dumps(head).encode()[:-1])
         return Changes(writes, [each for each in removes if each not in writes], kinds)
 
 

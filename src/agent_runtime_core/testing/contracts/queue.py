@@ -20,8 +20,11 @@ from .queue_mailbox import CASES as MAIL
 from .queue_processes import CASES as PROCESSES
 from .queue_reads import CASES as READS
 from .queue_take import CASES as TAKE
+from .queue_tenants import CASES as TENANTS
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *TAKE, *LANES, *READS, *LISTS, *PROCESSES], several=QUEUE)
+CASES: Cases[Case] = Cases(
+    [*ENTERING, *LEASES, *MAIL, *TAKE, *LANES, *READS, *LISTS, *PROCESSES, *TENANTS], several=QUEUE
+)
 check: Callable[..., Awaitable[None]] = CASES.check

@@ -156,7 +156,7 @@ def _unchanging(row: RunRow) -> RunRow:
     return RunRow(
         row.run_id, row.agent, row.input, row.digest, row.metadata, row.priority, row.created_at,
         expires_at=row.expires_at, deadline=row.deadline, run_key=row.run_key, idem_key=row.idem_key,
-        parent_id=row.parent_id, lane=row.lane, n=row.n,
+        parent_id=row.parent_id, lane=row.lane, n=row.n, tenant=row.tenant,
     )  # fmt: skip
 
 
@@ -184,12 +184,12 @@ async def _enqueue_with_all_columns(queue: RunQueue, clock: VirtualClock) -> _En
     clock.advance(0.123456)
     [parent] = await add(queue, "parent")
     run = await queue.enqueue(
-        "job", "agent", {"n": 1}, {"tenant": 5}, 7, idempotency_key="key-1", parent_run_id=parent,
+        "job", "agent", {"n": 1}, {"tenant": 5}, 7, idempotency_key="key-1", parent_run_id=parent, tenant="t-1",
         concurrency_key="lane", expires_in=86400.25, deadline=clock.wall() + 86400.75,
     )  # fmt: skip
     row = await queue.require(run.run_id)
-    columns = (row.priority, row.run_key, row.idem_key, row.parent_id, row.lane, row.created_at)
-    same(columns, (7, "job", "key-1", parent, "lane", clock.wall()), "the enqueued columns of the row")
+    columns = (row.priority, row.run_key, row.idem_key, row.parent_id, row.lane, row.tenant, row.created_at)
+    same(columns, (7, "job", "key-1", parent, "lane", "t-1", clock.wall()), "the enqueued columns of the row")
     digest = queue.new_row(None, "agent", {"n": 1}).digest
     same(row.digest, queue.payloads.keyed_digest(digest) if queue.payloads else digest, "its digest")
     same((row.expires_at, row.deadline), (clock.wall() + 86400.25, clock.wall() + 86400.75), "its limits")

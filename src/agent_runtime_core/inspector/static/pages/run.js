@@ -85,6 +85,7 @@ function factsOf(run) {
   const conversation = run.conversation_id;
   return [
     ["Run id", html`<span class="mono">${run.run_id}</span>`],
+    ["Tenant", run.tenant && html`<${RunsLink} filter=${{ tenant: run.tenant }}>${run.tenant}<//>`],
     ["Created", html`<${Ago} time=${run.created_at} />`],
     ["Started", run.started_at && html`<${Ago} time=${run.started_at} />`],
     ["Duration", between(run.started_at, run.ended_at)],

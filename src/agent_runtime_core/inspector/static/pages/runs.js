@@ -10,7 +10,7 @@ import {
 import { ApiError, source } from "../source.js";
 
 const STATES = ["pending", "running", "waiting", "retrying", "in_doubt", "succeeded", "failed", "dead", "timed_out", "cancelled"];
-const FILTERS = ["q", "state", "agent", "since", "until", "parent", "conversation"];
+const FILTERS = ["q", "state", "agent", "since", "until", "parent", "conversation", "tenant"];
 const HEAD = [["State", "cell-state"], ["Run", "cell-main"], ["Age", "num cell-age"], ["Duration", "num"], ["Attempt", "num"], ["Tokens", "num"], ["Cost", "num"]];
 
 function filtersOf(params) {
@@ -29,14 +29,16 @@ export function RunsPage({ route }) {
     <${PageHead} title="Runs" />
     <div class="counts" role="group" aria-label="Runs in the store">${queue && html`<span><strong class="num">${count(queue.total)}</strong> in the store</span>
       <${StateCounts} states=${STATES} counts=${queue.by_status} />`}</div>
-    <${Filters} filters=${filters} change=${change} agents=${Object.keys(queue ? queue.by_agent : {})} />
+    <${Filters} filters=${filters} change=${change} agents=${Object.keys(queue ? queue.by_agent : {})}
+      tenants=${[...new Set(list.items.map((run) => run.tenant))]} />
     <${Listed} list=${list} filters=${filters} change=${change} />
     <${Runs} key=${list.key} list=${list} empty=${empty} />`;
 }
 
-function Filters({ filters, change, agents }) {
+function Filters({ filters, change, agents, tenants }) {
   const [q] = filters.q || [""];
   const [agent] = filters.agent || [""];
+  const [tenant] = filters.tenant || [""];
   const chosen = filters.state || [];
   const [text, setText] = useState(q);
   const latest = useRef(change);
@@ -57,6 +59,8 @@ function Filters({ filters, change, agents }) {
       options=${[["", chosen.length ? "Add a state" : "All states"], ...STATES.filter((each) => !chosen.includes(each)).map((each) => [each, stateName(each)])]} />
     <${Select} label="Agent" value=${agent} onChange=${(each) => change({ agent: each })}
       options=${[["", "All agents"], ...[...new Set([...agents, ...(filters.agent || [])])].map((each) => [each, each])]} />
+    ${(tenant || tenants.length > 1) && html`<${Select} label="Tenant" value=${tenant} onChange=${(each) => change({ tenant: each })}
+      options=${[["", "All tenants"], ...[...new Set([...tenants, tenant])].filter(Boolean).map((each) => [each, each])]} />`}
     ${time("since", "Created from")}${time("until", "Created before")}
   </div>`;
 }

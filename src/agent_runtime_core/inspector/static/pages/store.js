@@ -61,7 +61,7 @@ function Keys({ queue }) {
   return html`<section class="section"><h2>Concurrency keys</h2>
     ${queue.concurrency_keys.length
       ? html`<${Table} label="Concurrency keys" head=${["Key", "Active run", "State", ["Queued", "num"]]} rows=${queue.concurrency_keys.map((each) => [
-          each.concurrency_key, each.run_id ? html`<${RunLink} run=${each} />` : "none", each.state && html`<${State} state=${each.state} />`, count(each.queued),
+          each.tenant ? `${each.concurrency_key} · ${each.tenant}` : each.concurrency_key, each.run_id ? html`<${RunLink} run=${each} />` : "none", each.state && html`<${State} state=${each.state} />`, count(each.queued),
         ])} />`
       : html`<p class="quiet">No run has a concurrency key.</p>`}
     ${!queue.complete && html`<p class="quiet">From the first 400 runs of each state.</p>`}</section>`;

@@ -21,7 +21,7 @@ from ....persistence.models import (
     new_id,
 )
 from ..checks import Cases, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -225,3 +225,25 @@ async def scopes_are_apart(make: Make) -> None:
             await store.resolve_error(error.id, scope=there), False, "the result of resolving an error in another scope"
         )
         same(await store.get_events(Scope.PROJECT), [entry], "the entries in their scope")
+
+
+@CASES
+async def tenants_use_the_same_ids_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get_events(scope, run_id=UNKNOWN), [], f"the entries of tenant {tenant!r} at first")
+                entry = AuditEntry(id=UNKNOWN, event_type=CALL, run_id=UNKNOWN, action=f"{tenant}", timestamp=NOON)
+                await store.log_event(entry, scope)
+                await store.log_error(ErrorRecord(id=UNKNOWN, message=f"{tenant}", timestamp=NOON), scope)
+                await store.record_metric(PerformanceMetric(id=UNKNOWN, name="n", value=1.0, timestamp=NOON), scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                actions = [each.action for each in await store.get_events(scope, run_id=UNKNOWN)]
+                same(actions, [str(tenant)], f"the entries of tenant {tenant!r}")
+                errors = [each.message for each in await store.get_errors(scope)]
+                same(errors, [str(tenant)], f"the errors of tenant {tenant!r}")
+                same((await store.get_metric_summary("n", scope))["count"], 1, f"the metrics of tenant {tenant!r}")
+                same(await store.resolve_error(UNKNOWN, f"{tenant}", scope), True, "the result of resolve_error")
+        notes = [[each.resolution_notes for each in await store.get_errors()] for store in stores.values()]
+        same(notes, [[str(tenant)] for tenant in stores], "the notes of all tenants")

@@ -15,7 +15,7 @@ from ....errors import InvalidArgument
 from ....persistence.base.conversations import ConversationStore
 from ....persistence.models import Conversation, ConversationMessage, Scope, ToolCall, new_id
 from ..checks import Cases, refused, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -378,3 +378,57 @@ async def messages_are_found_by_their_words(make: Make) -> None:
         same(await found("submarine"), [], "the messages found by an unknown word")
         for query in ("", "   ", '"', "AND", "(", "pilot* OR", "'; --"):
             await found(query)
+
+
+# -- tenants
+
+
+@CASES
+async def tenants_use_the_same_conversation_ids_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get(UNKNOWN, scope), None, f"the conversation of tenant {tenant!r} before it is saved")
+                await store.save(Conversation(id=UNKNOWN, title=f"{tenant}", messages=[message("secret")]), scope)
+                first = message(f"secret of {tenant} in {scope.value}", id=UNKNOWN)
+                await store.append(UNKNOWN, [first], scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                expected = ["secret", f"secret of {tenant} in {scope.value}"]
+                same(said(await store.get_messages(UNKNOWN, scope)), expected, f"the messages of tenant {tenant!r}")
+                titles = [each.title for each in await store.list_conversations(scope)]
+                same(titles, [str(tenant)], f"the conversations of tenant {tenant!r}")
+                found = sorted(each.content for _, each in await store.search("secret", scope))
+                same(found, expected, f"the messages that tenant {tenant!r} finds")
+        for number, store in enumerate(stores.values()):
+            same(await store.delete(UNKNOWN), True, "the result of a delete")
+            left = [await each.get(UNKNOWN) is not None for each in stores.values()]
+            same(left, [False] * (number + 1) + [True] * (len(stores) - number - 1), "which conversations are left")
+
+
+@CASES
+async def a_conversation_moves_to_a_tenant(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        if not stores:
+            return
+        store, theirs, others = stores[None], stores["a"], stores["A"]
+        same(await store.move_to(theirs, UNKNOWN), False, "the result of moving an unknown conversation")
+        moved = await talk(store, "red", "blue", id=UNKNOWN, agent_key="agent", title="colors", metadata={"n": 1})
+        await store.edit_message(UNKNOWN, moved.messages[0].id, "green")
+        before = await store.get(UNKNOWN)
+        await talk(others, "theirs", id=UNKNOWN)
+        same(await store.move_to(others, UNKNOWN), False, "the result of moving to a tenant that has the id")
+        same(await store.get(UNKNOWN), before, "the conversation that was not moved")
+        same(await store.move_to(theirs, UNKNOWN), True, "the result of the move")
+        same(await store.move_to(theirs, UNKNOWN), False, "the result of the second move")
+        same((await store.get(UNKNOWN), await store.get_messages(UNKNOWN)), (None, []), "what is left behind")
+        after = await theirs.get(UNKNOWN)
+        assert before is not None
+        assert after is not None
+        after.updated_at = before.updated_at
+        same(after, before, "the moved conversation")
+        same([each.content for _, each in await theirs.search("green")], ["green"], "what its tenant finds")
+        same(await store.search("green"), [], "what others find")
+        same(said(await others.get_messages(UNKNOWN)), ["theirs"], "the conversation of another tenant")
+        await theirs.append(UNKNOWN, [message("new")])
+        same(said(await theirs.get_messages(UNKNOWN))[-1], "new", "a message after the move")

@@ -12,6 +12,9 @@ from ..checks import PATIENCE
 #: A value of every type that JSON has.
 TREE: dict[str, Any] = {"a": [1, 2.5, True, None, "é \U0001f600"], "$": "a dollar", "": {}, "deep": [[[[]]]]}
 
+#: Names of tenants that a store could take for another tenant, or for a scope of another tenant.
+TENANTS = ("a", "A", "a:project", "1:a", "project", "é" * 128, "é" * 127 + "e")
+
 S = TypeVar("S", bound="Closes")
 
 
@@ -29,3 +32,14 @@ async def opened(make: Callable[..., S], **options: Any) -> AsyncIterator[S]:
             yield store
     finally:
         await store.close()
+
+
+@contextlib.asynccontextmanager
+async def stores_of_tenants(make: Callable[..., S]) -> AsyncIterator[dict[str | None, Any]]:
+    """Yield the store of each tenant by its name; None is the store without a tenant.
+
+    A store without a method `for_tenant` serves no tenants. Then there are no stores, and the case promises nothing.
+    """
+    async with opened(make) as store:
+        of_tenant = getattr(store, "for_tenant", None)
+        yield {} if of_tenant is None else {None: store, **{tenant: of_tenant(tenant) for tenant in TENANTS}}

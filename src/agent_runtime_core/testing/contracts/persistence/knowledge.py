@@ -16,7 +16,7 @@ from uuid import UUID
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import VirtualClock
 from ..checks import Cases, refused, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -280,3 +280,45 @@ async def facts_are_found_by_their_words(make: Make) -> None:
         first.value = "Ada Byron"
         await store.save_fact(first)
         same(await store.search_facts("lovelace"), [second], "the facts found after one was replaced")
+
+
+# -- tenants
+
+
+@CASES
+async def tenants_use_the_same_facts_and_summaries_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.search_facts("secret", scope), [], f"what tenant {tenant!r} finds before it is saved")
+                await store.save_fact(Fact(id=UNKNOWN, key="name", value=f"secret of {tenant}"), scope)
+                await store.save_summary(Summary(id=UNKNOWN, content=f"{tenant}", conversation_id=UNKNOWN), scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                facts = [*await store.list_facts(scope), *await store.search_facts("secret", scope)]
+                facts.append(await store.get_fact_by_key("name", scope))
+                same([each.value for each in facts], [f"secret of {tenant}"] * 3, f"the facts of tenant {tenant!r}")
+                summaries = await store.get_summaries_for_conversation(UNKNOWN, scope)
+                same([each.content for each in summaries], [str(tenant)], f"the summaries of tenant {tenant!r}")
+        for number, store in enumerate(stores.values()):
+            deleted = (await store.delete_fact(UNKNOWN), await store.delete_summary(UNKNOWN))
+            same(deleted, (True, True), "the results of the deletes")
+            left = [await each.get_fact(UNKNOWN) is not None for each in stores.values()]
+            same(left, [False] * (number + 1) + [True] * (len(stores) - number - 1), "which facts are left")
+
+
+@VECTORS
+async def tenants_use_the_same_embeddings_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.search_similar([1.0, 0.0], scope=scope), [], f"what tenant {tenant!r} finds at first")
+                await store.save_embedding(Embedding(id=UNKNOWN, vector=[1.0, 0.0], content=f"{tenant}"), scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                found = [each.content for each, _ in await store.search_similar([1.0, 0.0], scope=scope)]
+                same(found, [str(tenant)], f"the embeddings that tenant {tenant!r} finds")
+        for number, store in enumerate(stores.values()):
+            same(await store.delete_embedding(UNKNOWN), True, "the result of a delete")
+            left = [len(await each.search_similar([1.0, 0.0])) for each in stores.values()]
+            same(left, [0] * (number + 1) + [1] * (len(stores) - number - 1), "how many embeddings are left")

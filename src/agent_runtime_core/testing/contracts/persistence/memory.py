@@ -10,7 +10,7 @@ from typing import Any
 
 from ....persistence.models import Scope
 from ..checks import Cases, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -81,3 +81,21 @@ async def a_value_is_changed_by_what_it_is(make: Make) -> None:
         same(await store.change("n", lambda old: (old or 0) + 1), 1, "the result of the first change")
         same(await store.change("n", lambda old: (old or 0) + 1, Scope.PROJECT), 2, "the result of the second change")
         same(await store.get("n"), 2, "the value")
+
+
+@CASES
+async def tenants_use_the_same_keys_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get("key", scope=scope), None, f"the key of tenant {tenant!r} before it is set")
+                await store.set("key", [tenant, scope.value], scope=scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get("key", scope=scope), [tenant, scope.value], f"the key of tenant {tenant!r}")
+                same(await store.list_keys(scope), ["key"], f"the keys of tenant {tenant!r}")
+        for number, store in enumerate(stores.values()):
+            await store.clear()
+            kept = [await each.list_keys() for each in stores.values()]
+            expected: list[list[str]] = [[]] * (number + 1) + [["key"]] * (len(stores) - number - 1)
+            same(kept, expected, f"the keys of all tenants after {number + 1} were cleared")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....persistence.models import Scope
 from ..checks import Cases, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -58,3 +58,17 @@ async def they_are_the_users_in_all_projects(make: Make) -> None:
         await store.set("theme", "light", scope=Scope.PROJECT)
         same(await store.get_all(Scope.PROJECT), {"theme": "light"}, "the preferences of the project")
         same(await store.get_all(), {"theme": "dark"}, "the preferences of the user")
+
+
+@CASES
+async def tenants_use_the_same_preferences_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get_all(scope), {}, f"the preferences of tenant {tenant!r} before one is set")
+                await store.set("theme", [tenant, scope.value], scope=scope)
+        for number, store in enumerate(stores.values()):
+            await store.delete("theme")
+            kept = [await each.get_all() for each in stores.values()]
+            left = [{"theme": [tenant, Scope.GLOBAL.value]} for tenant in [*stores][number + 1 :]]
+            same(kept, [{}] * (number + 1) + left, f"the preferences of all tenants after {number + 1} deletes")

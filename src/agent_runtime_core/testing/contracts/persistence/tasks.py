@@ -15,7 +15,7 @@ from ....errors import InvalidArgument
 from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
 from ..checks import Cases, refused, same
-from .fixtures import TREE, opened
+from .fixtures import TREE, opened, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -246,3 +246,25 @@ async def a_task_is_stored_and_found_alone_in_its_list(make: Make) -> None:
         same(await store.find_task(other.id, first.id), None, "a task in another list")
         same(await store.find_task(task_list.id, UNKNOWN), None, "an unknown task")
         same(await store.find_task(UNKNOWN, first.id), None, "a task in an unknown list")
+
+
+@CASES
+async def tenants_use_the_same_task_ids_apart(make: Make) -> None:
+    async with stores_of_tenants(make) as stores:
+        for scope in Scope:
+            for tenant, store in stores.items():
+                same(await store.get(UNKNOWN, scope), None, f"the list of tenant {tenant!r} before it is saved")
+                task = Task(name=f"{tenant} in {scope.value}", id=UNKNOWN)
+                task_list = TaskList(name=f"{tenant}", id=UNKNOWN, conversation_id=UNKNOWN, tasks=[task])
+                await store.save(task_list, scope)
+        for scope in Scope:
+            for tenant, store in stores.items():
+                named = await store.get_by_conversation(UNKNOWN, scope)
+                same(named and named.name, str(tenant), f"the list of tenant {tenant!r}")
+                claimed = await store.claim("worker", scope=scope)
+                same(claimed and claimed.name, f"{tenant} in {scope.value}", f"the task that tenant {tenant!r} claims")
+                same(await store.claim("worker", scope=scope), None, "the next task that it claims")
+        for number, store in enumerate(stores.values()):
+            same(await store.delete(UNKNOWN), True, "the result of a delete")
+            left = [await each.get(UNKNOWN) is not None for each in stores.values()]
+            same(left, [False] * (number + 1) + [True] * (len(stores) - number - 1), "which lists are left")
