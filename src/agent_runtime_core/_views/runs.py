@@ -12,7 +12,7 @@ from .._core.ids import stored_id
 from .._core.lazy_import import load
 from .._execution.journal_view import JournalView
 from .._journal.record import Record
-from ..errors import InvalidArgument, UnknownRun
+from ..errors import MOST_NAMED, InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import RunLimits
 from ..queue.base import RunQueue
@@ -22,7 +22,7 @@ from ..runner.approvals import decisions
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
 from .plain import iso_time, plain_value, shortened_error
-from .problems import Problem, invalid
+from .problems import Problem
 from .results import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .steps import step_views
 from .waits import questions_of, waits_of
@@ -51,8 +51,12 @@ async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
         raise UnknownRun("no run has this id") from None
     try:
         return await queue.require(run_id, tenant)
-    except InvalidArgument as error:
-        raise invalid("tenant", error) from None
+    except InvalidArgument:  # its message quotes the key, which answers do not
+        found = await queue.find(RunFilter(run_key=run_id, light=True, limit=MOST_NAMED + 1))
+    names = ", ".join(sorted(each.tenant for each in found)[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
+    detail = f"Several tenants have a run with this key: {names}. Send the parameter tenant, or the run id."
+    errors = [{"field": "tenant", "message": detail}]
+    raise Problem.of(422, detail, type="urn:agent-runtime:invalid-argument", errors=errors)
 
 
 async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
 
 def _several_tenants(run_id: object, tenants: Sequence[str]) -> InvalidArgument:
     names = ", ".join(map(repr, sorted(tenants)[:MOST_NAMED])) + ", …" * (len(tenants) > MOST_NAMED)
-    return must(f"run {str(run_id)!r}", "be of one tenant", Shown(f"runs of {names}"), "Name the tenant, or use the run id")
+    fix = "Name the tenant, or use the run id"
+    return must(f"run {str(run_id)!r}", "be of one tenant", Shown(f"runs of {names}"), fix)
 
 
 class RunQueue(Backend):
