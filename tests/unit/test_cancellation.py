@@ -221,6 +221,41 @@ async def test_a_child_that_was_cancelled_first_goes_on_with_its_parent(place: P
     assert lives == [0]
 
 
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_a_child_that_was_deleted_is_called_again_by_the_resumed_run(place: Path | None, end: str) -> None:
+    """The message of the deleted child is in the mailbox of its parent, which must not take it for that of the new."""
+    lives: list[int] = []
+
+    async def child(ctx: Any) -> int:
+        lives.append(len(lives))
+        if len(lives) == 1:
+            raise ValueError("not yet")
+        return 7
+
+    async def body(ctx: Any) -> Any:
+        return (await ctx.call("child", {})).final_output["value"]
+
+    async with Rig(place, park_after=0, max_retries=1) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        [called] = await rig.runner.runs(status="pending")
+        rig.register(child, "child")
+        if end == "failed":
+            assert await rig.runner.run_once()
+        else:
+            assert await rig.runner.cancel(called.run_id)
+            lives.append(0)
+        assert await rig.runner.cancel("r")
+        await rig.runner.discard(called.run_id)
+        await rig.runner.resume("r")
+        while await rig.runner.run_once():
+            pass
+        result = await rig.runner.wait("r", 10)
+    assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": 7})
+    assert len(lives) == 2
+
+
 async def test_who_finishes_the_end_of_a_cancelled_run_ends_what_it_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first worker went between the end of the journal and that of the row; the child came after the cancel."""
     ran: list[str] = []

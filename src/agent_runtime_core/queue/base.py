@@ -574,6 +574,14 @@ class RunQueue(Backend):
         mail = MailboxMessage(kind, name, payload, message_id, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
+    def ended_op(self, row: RunRow, parent: str, payload: str) -> Op:
+        """Return the operation that tells a parent how its child run has ended, once for each end.
+
+        The generations of a child that was deleted and called again begin at 1 again, but it has another `n`. Without
+        that, its message would be dropped as the message of the deleted child, and its parent would wait for ever.
+        """
+        return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.n}:{row.generation}")
+
     def acted_ops(self, run_id: str, action: str, by: str | None, act_id: str) -> list[Op]:
         """Return the operations that store who acts on a live run, for a commit with the action; none without a name.
 

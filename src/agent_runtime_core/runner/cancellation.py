@@ -16,7 +16,6 @@ from .._execution.result_codec import encode_result
 from .._journal.record import ENDED, Record
 from ..errors import LeaseLost, StorageBusy
 from ..interfaces import RunResult
-from ..queue.base import RunQueue
 from ..queue.records import ABANDONED, CANCELLED_BY_CALLER, LIVE, RowChanged, RunFilter, RunRow
 from ..registry import Registry
 from ..status import RunStatus
@@ -80,7 +79,7 @@ async def cancel_tree(
         queue_ops.append(Op("queue.end", (each.run_id, expect, "cancelled", now, CANCELLED_BY_CALLER)))
         end = await _cancelled_end(registry, each, CANCELLED_BY_CALLER)
         if each is row and each.parent_id is not None:
-            queue_ops.append(_message_to_parent(queue, each, each.parent_id, end.result))
+            queue_ops.append(queue.ended_op(each, each.parent_id, encode_result(end.result)))
         ends.append(end)
         # Before the end: after a crash in between, the run is live, and its end corrects the conversation.
         await keep(each)
@@ -175,10 +174,6 @@ async def cancel_with_children(
     # A claim may have recorded an end, and released the run when it could not publish it.
     recorded = ending is not None and ending.attempt >= row.generation and not by_claim
     await _after_end(backends, end if not recorded else end._replace(agent=None), now, recorded=recorded)
-
-
-def _message_to_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -> Op:
-    return queue.post_op(parent, "child", row.run_id, encode_result(result), f"end:{row.run_id}:{row.generation}")
 
 
 def _end_operations(backends: Backends, end: End, now: float) -> list[Op]:
@@ -293,7 +288,7 @@ class AbandonedRuns:
         now, end = queue.clock.wall(), await _cancelled_end(self._registry, row, ABANDONED)
         ops = [Op("queue.end", (row.run_id, (row.status,), "cancelled", now, ABANDONED))]
         if row.parent_id is not None:
-            ops.append(_message_to_parent(queue, row, row.parent_id, end.result))
+            ops.append(queue.ended_op(row, row.parent_id, encode_result(end.result)))
         if backends.together:
             ops += _end_operations(backends, end, now)
         try:

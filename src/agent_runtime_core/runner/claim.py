@@ -342,7 +342,7 @@ class HeldClaim:
         row, queue = self.row, self.backends.queue
         ops = []
         if row.parent_id is not None:
-            ops.append(queue.post_op(row.parent_id, "child", row.run_id, payload, f"end:{row.run_id}:{row.generation}"))
+            ops.append(queue.ended_op(row, row.parent_id, payload))
         if status == RunStatus.CANCELLED:
             live = [child for child in await queue.children(row.run_id) if child.status in LIVE]
             ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
