@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,11 +31,13 @@ class Child:
     """
 
     package = "tests.fault.jobs."
-    #: What the process that is forked has imported.
+    #: What the process that is forked has imported; no module that reads the environment when it is imported.
     imports: tuple[str, ...] = (
-        "agent_runtime_core.cli.inspect", "agent_runtime_core.cli.main", "agent_runtime_core.cli.worker",
-        "agent_runtime_core.persistence", "agent_runtime_core.steps", "tests.fault.jobs.agents",
-        "tests.fault.jobs.assistant", "tests.fault.jobs.effects",
+        *(f"agent_runtime_core.{each}" for each in (
+            "agents", "cli.inspect", "cli.main", "cli.worker", "persistence", "planning", "steps", "testing", "turns",
+        )),
+        *(["agent_runtime_core._engines.redis.engine"] if find_spec("redis") else []),
+        "tests.fault.jobs.agents", "tests.fault.jobs.effects",
     )  # fmt: skip
 
     def __init__(self, job: str, *args: object, life: float | None = None) -> None:
