@@ -193,13 +193,16 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the slow tests, and repeats of a case on more backends, only if `-m` asks for tests.
 
-    Each slow test uses all cores by itself: with `--dist loadgroup`, pytest-xdist runs them in one process.
+    Each slow test uses all cores by itself: with `--dist loadgroup`, pytest-xdist runs them in one process. In another
+    one it runs what needs litellm, whose import takes five seconds, and the servers of the tests of the wire.
     """
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group("slow"))
         elif "redis_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("redis_cluster"))
+        elif "litellm" in item.nodeid or item.get_closest_marker("wire"):
+            item.add_marker(pytest.mark.xdist_group("litellm"))
     if not config.option.markexpr:
         more = [item for item in items if any(map(item.get_closest_marker, ("slow", "all_backends")))]
         if more:
