@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LIMIT_SECONDS = 180.0
 SLOW_LIMIT_SECONDS = 300.0
 STANDSTILL = 15.0
+LONGEST_NAME = 100  # characters of a text in the name of a case
 #: What the tests give as keys.
 KEYS = re.compile(rb"sk-(?:ant-|lf-)?canary-[\w-]+")
 
@@ -57,6 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
         return path if path.is_dir() else path.parent
 
     config.args.sort(key=folder)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name the case of a long text by its beginning and its length.
+
+    pytest-xdist sends each name several times, and every process that a test starts gets it in its environment.
+    """
+    if not isinstance(val, str | bytes) or len(val) <= LONGEST_NAME:
+        return None
+    start = val[: LONGEST_NAME // 2]
+    return f"{start if isinstance(start, str) else start.decode('ascii', 'backslashreplace')}... of {len(val)}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -181,13 +193,16 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the slow tests, and repeats of a case on more backends, only if `-m` asks for tests.
 
-    Each slow test uses all cores by itself: with `--dist loadgroup`, pytest-xdist runs them in one process.
+    Each slow test uses all cores by itself: with `--dist loadgroup`, pytest-xdist runs them in one process. In another
+    one it runs what needs litellm, whose import takes five seconds, and the servers of the tests of the wire.
     """
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group("slow"))
         elif "redis_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("redis_cluster"))
+        elif "litellm" in item.nodeid or item.get_closest_marker("wire"):
+            item.add_marker(pytest.mark.xdist_group("litellm"))
     if not config.option.markexpr:
         more = [item for item in items if any(map(item.get_closest_marker, ("slow", "all_backends")))]
         if more:

@@ -24,7 +24,14 @@ def _measured(name: str, where: Path, rows: report.Rows = run.ROWS) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in run.ROWS if name not in {*run.PARTS, "chain", "imports"}])
+#: Rows that start many processes or browsers, to measure what other rows measure in this process.
+SLOW = {"http", "inspector"}
+NAMES = [name for name in run.ROWS if name not in {*run.PARTS, "chain", "imports"}]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
+)
 def test_a_row_measures_something(name: str, tmp_path: Path) -> None:
     if name == "http" and (absent := http_server.missing()):
         pytest.skip(f"needs {', '.join(absent)}")
@@ -124,6 +131,7 @@ def _beside_peers(where: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     return {f"{row['row']} {row['shape']}, {row['who']}": row for row in rows}
 
 
+@pytest.mark.slow
 def test_ours_is_measured_as_its_peers_are(tmp_path: Path) -> None:
     found = _beside_peers(tmp_path, "sqlite", "events", "--only", "ours, SQLite FULL")
     shapes = sum(len(ROWS[name].shapes) for name in ("sqlite-drain", "sqlite-idle", "sqlite-enqueue", "events"))

@@ -64,13 +64,14 @@ def test_every_part_of_a_file_shows_and_nothing_is_requested(store: Path, disk: 
         run_page = page.url
         expect(page.locator(".exported-note")).to_contain_text("as of")
         assert page.locator(".exported-note", has_text="left out").count() == len(options)
-        for part in PARTS:
+        for place, part in enumerate(PARTS):
             page.get_by_role("navigation", name="Parts of the run").get_by_role(
                 "link", name=part.capitalize(), exact=True
             ).click()
             expect(page.locator("main .loading", has_text="Loading…")).to_have_count(0)
             expect(page.locator(".failed")).to_have_count(0)
-            if not options:  # a redacted file has the same elements
+            # A redacted file has the same elements, and a part of one run those of most other runs.
+            if not options and (number + place) % 3 == 0:
                 found += [f"{run} {part}: {each}" for each in axe_findings(page)]
             if (pixels := sideways(page)) > 0:
                 found.append(f"{run} {part}: {pixels} pixels too wide")

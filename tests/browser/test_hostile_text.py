@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 TABS = ("timeline", "events", "messages", "plan", "journal")
 LISTS = ("runs", "approvals", "queue", "dead?state=failed", "usage", "agents", "about")
-#: High enough that windowed lists have all of their rows in the document.
-TALL = 15_000
+#: High enough that windowed lists have all of their rows in the document: of all runs, and of a run with one text.
+#: Chromium paints all of it, which takes the most time of these tests.
+TALL, LOW = 15_000, 3_000
 NAMES = """() => {
   const found = new Set();
   for (const element of document.querySelectorAll("*:not(.loading)")) {
@@ -49,14 +50,15 @@ def stores(playwright: object, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.fixture
 def pages(
-    stores: dict[str, Path], serve: Callable[..., Served], open_page: OpenPage, tmp_path: Path
-) -> Iterator[dict[str, Page]]:
-    """A page on each of the two stores."""
+    request: pytest.FixtureRequest, stores: dict[str, Path], serve: Callable[..., Served], open_page: OpenPage,
+    tmp_path: Path,
+) -> Iterator[dict[str, Page]]:  # fmt: skip
+    """A page on each of the two stores, of a height that a test may choose."""
     found = {}
     for kind, db in stores.items():
         copy = copied(db, tmp_path / f"{kind}.db")
         served = serve("--db", copy, "--no-worker")
-        found[kind] = open_page(served.ready["sign_in"], height=TALL)
+        found[kind] = open_page(served.ready["sign_in"], height=getattr(request, "param", TALL))
     yield found
     assert not [each for each in map(polluted, found.values()) if each]
 
@@ -98,15 +100,17 @@ def test_lists_and_the_parts_of_a_run_with_all_of_the_texts(pages: dict[str, Pag
     assert text in pages["hostile"].locator("main").inner_text()
 
 
-def test_the_page_of_a_run_with_the_text_in_every_field(pages: dict[str, Page]) -> None:
-    """The head, the question with its form, and one part after the other."""
+@pytest.mark.parametrize("pages", [LOW], indirect=True)
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_page_of_a_run_with_the_text_in_every_field(each: int, pages: dict[str, Page]) -> None:
+    """The head, the question with its form, and one part after the other, for each third text or for all."""
     known: dict[str, set[str]] = {}
     plain = harmless(STORABLE)
     for number, tab in enumerate(TABS):
         known |= names_on(pages["harmless"], [("runs", name, tab) for name in (plain[number], f"2 {plain[number]}")])
     found: dict[str, set[str]] = {}
     page = pages["hostile"]
-    for number, text in enumerate(STORABLE):
+    for number, text in [*enumerate(STORABLE)][::each]:
         name = text if number % 2 else f"2 {text}"
         part = TABS[number // 2 % len(TABS)]
         found |= names_on(page, [("runs", ids(page)[name], part)])

@@ -49,10 +49,14 @@ def test_every_page_is_accessible_and_fits_a_phone(idle: Served, open_page: Open
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_part_of_every_run_is_accessible_and_fits_a_phone(idle: Served, open_page: OpenPage, part: str) -> None:
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_part_of_every_run_is_accessible_and_fits_a_phone(
+    idle: Served, open_page: OpenPage, part: str, each: int
+) -> None:
+    """Every run, each with one or two of the parts; the long form has every part of every run."""
     page = open_page(idle.ready["sign_in"])
     planned = read_json(idle, "runs?agent=orchestrator")["items"][0]["run_id"]
     found = []
-    for number, run in enumerate((*RUNS, planned)):
+    for number, run in [*enumerate((*RUNS, planned))][PARTS.index(part) % each :: each]:
         found += checked(page, ("runs", run, part), (1280, 360)[number % 2])
     assert not found, "\n".join(found)

@@ -23,7 +23,7 @@ RUNS, STEPS = 16, 4
 KILLS = 4
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("AGENT_RUNTIME_PAYLOAD_CODEC", "tests.support.reencryption:BOTH")
     if request.param == "sqlite":
@@ -83,7 +83,16 @@ def reached(place: Place, child: Command, wanted: int) -> bool:
     return place.stored().count("arc1.new.") >= wanted or child.process.poll() is not None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ("sqlite", signal.SIGKILL),
+        pytest.param("sqlite", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("redis", signal.SIGKILL, marks=[pytest.mark.redis, pytest.mark.slow]),
+        pytest.param("redis", signal.SIGINT, marks=pytest.mark.redis),
+    ],
+    indirect=["place"],
+)
 async def test_it_is_killed_again_and_again_and_goes_on(place: Place, number: signal.Signals) -> None:
     await fill(place)
     total = place.stored().count("arc1.")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,14 +11,25 @@ import pytest
 from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._core.ids import run_uuid
 from tests.support.otlp_receiver import Receiver, Seen, receiving
+from tests.support.processes import Command
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-PROGRAM = Path(__file__).parent / "traced_program.py"
-CROWD = Path(__file__).parent / "traced_crowd_program.py"
-ROOT = Path(__file__).parents[2]
 STEPS = 4
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+class Program(Command):
+    package = "tests.fault."
+    imports = (
+        *Command.imports, "agent_runtime_core.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry.sdk.trace.export",
+    )  # fmt: skip
+
+
+def executed(name: str, *arguments: object) -> int:
+    """Run a program to its end and return its exit code."""
+    with Program(name, *arguments) as program:
+        return program.process.wait(120)
 
 
 def execute(store: Path, receiver: Receiver, kill_at: int) -> int:
@@ -36,8 +44,7 @@ def execute(store: Path, receiver: Receiver, kill_at: int) -> int:
             file.writelines("sent\n" for span in spans if span.name.startswith("step-"))
 
     receiver.on_arrival = count
-    command = [sys.executable, str(PROGRAM), str(store), receiver.url, str(attempts), str(arrived), str(kill_at)]
-    return subprocess.run(command, env=ENVIRONMENT, timeout=60, check=False).returncode
+    return executed("traced_program", store, receiver.url, attempts, arrived, kill_at)
 
 
 def check(spans: list[Seen], crashes: int) -> None:
@@ -88,10 +95,9 @@ def test_a_hundred_runs_that_crash_and_are_resumed_have_each_span_once(tmp_path:
 
     with receiving() as receiver:
         receiver.on_arrival = count
-        command = [sys.executable, str(CROWD), str(tmp_path / "agents.db"), receiver.url, str(sent), str(runs)]
         for mode, code in (("kill", -signal.SIGKILL), ("resume", 0)):
-            done = subprocess.run([*command, mode], env=ENVIRONMENT, timeout=120, check=False)
-            assert done.returncode == code
+            place = tmp_path / "agents.db"
+            assert executed("traced_crowd_program", place, receiver.url, sent, runs, mode) == code
     spans = receiver.spans
     assert len({span.id for span in spans}) == len(spans)
     known = {span.id: span for span in spans}

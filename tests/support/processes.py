@@ -11,9 +11,9 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,10 +25,19 @@ PATIENCE = 30.0  # seconds a child may take for anything
 class Child:
     """`python -m tests.fault.jobs.<job>`, talked to line by line; it does not outlive the block.
 
-    Of the jobs that heed it, `life` is after how many seconds of being ready they are killed.
+    A fork of a process that has imported the library: the imports of a new one take longer than most jobs. Of the jobs
+    that heed it, `life` is after how many seconds of being ready they are killed.
     """
 
     package = "tests.fault.jobs."
+    #: What the process that is forked has imported; no module that reads the environment when it is imported.
+    imports: tuple[str, ...] = (
+        *(f"agent_runtime_core.{each}" for each in (
+            "agents", "cli.inspect", "cli.main", "cli.worker", "persistence", "planning", "steps", "testing", "turns",
+        )),
+        *(["agent_runtime_core._engines.redis.engine"] if find_spec("redis") else []),
+        "tests.fault.jobs.agents", "tests.fault.jobs.effects",
+    )  # fmt: skip
 
     def __init__(self, job: str, *args: object, life: float | None = None) -> None:
         environment = {} if life is None else {"LIFE": str(life)}
@@ -39,10 +48,9 @@ class Child:
         self._unread = b""
 
     def _started(self, module: str, *args: str, **environment: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *args],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, **environment},
-        )  # fmt: skip
+        from tests.support.warm import warm  # which is a command itself
+
+        return warm(*self.imports).fork(module, *args, **environment)
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,10 @@ it. It executes a module as `python -m` does. Only the imports are those of the 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -19,7 +21,7 @@ import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tests.support.processes import Command
+from tests.support.processes import ROOT, Command
 
 PATIENCE = 120  # seconds that the imports may take
 PR_SET_CHILD_SUBREAPER = 36
@@ -42,22 +44,37 @@ class Warm(Command):
 
     def __init__(self, *modules: str) -> None:
         super().__init__("tests.support.warm", *modules)
+        self._lock = threading.Lock()
 
-    def fork(self, module: str, *arguments: object, output: str | None = None) -> Forked:
+    def _started(self, module: str, *args: str, **environment: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *args],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, **environment},
+        )  # fmt: skip
+
+    def fork(self, module: str, *arguments: object, output: str | None = None, **environment: str) -> Forked:
         """Execute a module in a fork; its output goes to that file, or to the pipe `stdout` of what is returned."""
         their_input, stdin = os.pipe()
         stdout, their_output = os.pipe()
         try:
             own = f"/proc/{os.getpid()}/fd"
             descriptors = [f"{own}/{their_input}", output or f"{own}/{their_output}", output or f"{own}/2"]
-            with _adopting():
-                self.tell(json.dumps([module, [*map(str, arguments)], dict(os.environ), descriptors]))
+            with self._lock, _adopting():
+                self.tell(json.dumps([module, [*map(str, arguments)], {**os.environ, **environment}, descriptors]))
                 pid = self.poll_line(PATIENCE)
             assert pid is not None, f"no fork of {module}; exit code {self.process.poll()}"
         finally:
             os.close(their_input)
             os.close(their_output)
         return Forked(int(pid), module, os.fdopen(stdin, "wb", 0), os.fdopen(stdout, "rb", 0))
+
+
+@functools.cache
+def warm(*modules: str) -> Warm:
+    """A process with these imports, which ends with this process."""
+    started = Warm(*modules)
+    atexit.register(started.__exit__, None, None, None)
+    return started
 
 
 @contextlib.contextmanager

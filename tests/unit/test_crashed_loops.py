@@ -142,6 +142,7 @@ def shown(message: Any) -> list[Any]:
     return [message["role"], message["content"], *calls]
 
 
+@pytest.mark.slow  # tests of `crash_everywhere` kill loops that do one of these things
 async def test_a_loop_killed_at_any_write_has_one_outcome_and_each_effect_once() -> None:
     report = await crash_everywhere(
         Front, ASKED, agents=[Clerk], config=CONFIG, persistence=True, signals=ANSWERS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import traceback
 from collections.abc import Callable
@@ -108,9 +109,21 @@ def test_the_error_of_a_setting_in_use_shows_no_password(text: str) -> None:
     assert [each for each in said if CANARY in each] == []
 
 
-@pytest.mark.parametrize("name", ["queue_backend", "trace_sinks", "sqlite_path", "default_model", "model_prices"])
-@pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("written", WRITTEN)
+#: 7 divides neither the number of names and options nor the number of texts, so each meets most of the others.
+EVERY = 7
+SHOWN = [
+    pytest.param(name, options, written, marks=[pytest.mark.slow] if number % EVERY else [])
+    for number, (written, options, name) in enumerate(
+        itertools.product(
+            WRITTEN,
+            [[], ["--json"]],
+            ["queue_backend", "trace_sinks", "sqlite_path", "default_model", "model_prices"],
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "options", "written"), SHOWN)
 def test_doctor_shows_no_password(
     name: str, options: list[str], written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any,
     caplog: pytest.LogCaptureFixture,

@@ -169,7 +169,9 @@ class Interrupted:
         return results
 
 
-@pytest.mark.parametrize("lineage", ["fork", "resume", "child"])
+@pytest.mark.parametrize(
+    "lineage", ["fork", *(pytest.param(each, marks=pytest.mark.slow) for each in ("resume", "child"))]
+)
 @pytest.mark.parametrize("reencrypted", ["not", "done"])
 @pytest.mark.parametrize("switch", SWITCHES.values(), ids=SWITCHES)
 async def test_no_switch_makes_an_effect_invisible(

@@ -57,6 +57,10 @@ def turns_asked(server: Aimock, before: int) -> list[int]:
     return [sum(m["role"] == "assistant" for m in body["messages"]) for body in whole]
 
 
+class Job(Child):
+    imports = (*Child.imports, "openai")
+
+
 class Conversation:
     """One run, killed at random moments up to `kills` times and then left to finish."""
 
@@ -70,7 +74,7 @@ class Conversation:
         script(self.server)
         while True:
             kept, before = recorded(self.db), len(self.server.sent())
-            with Child("conversing", self.db, "r", self.server.openai, self.effects) as child:
+            with Job("conversing", self.db, "r", self.server.openai, self.effects) as child:
                 child.expect("ready")
                 said = child.poll_line(self.random.uniform(0, 0.08)) if self.killed < self.kills else child.line()
                 if said is None:
