@@ -286,6 +286,11 @@ async def test_lists_and_totals_are_those_of_an_empty_store(
         assert (await admin.get("/metrics")).status_code == 200
 
 
+def _refused(run_id: str) -> int:
+    """The status of a new run with the id of a run of another tenant. All ids that are made of keys are refused."""
+    return 422 if UUID(run_id).version == 5 else 409
+
+
 @OWNERS
 async def test_new_runs_with_the_names_of_others(
     app: FastAPI, runner: AgentRunner, tmp_path: Path, owner: str | None
@@ -294,21 +299,21 @@ async def test_new_runs_with_the_names_of_others(
     before = _stored(tmp_path / "runs.db")
     async with client_of(app, "ben", event_hooks={"response": [documented(app)]}) as ben:
         for run_id in named.ids:
-            body = {"agent": "returns", "run_id": run_id}
+            body: dict[str, Any] = {"agent": "returns", "run_id": run_id}
             answers = [
                 await ben.post(f"{API}/runs", json=body),
                 await ben.post(f"{API}/runs", json={**body, "input": {"secret": SECRET}}),
                 await ben.post(f"{API}/turns", json={"text": "hi", "turn_id": run_id}),
             ]
             for each in answers:
-                assert each.status_code == 409, each.text
-                assert each.json()["detail"] == "The run id or idempotency key is in use. Use another one."
+                assert each.status_code == _refused(run_id), each.text
+                assert SECRET not in each.text
+                if each.status_code == 409:
+                    assert each.json()["detail"] == "The run id or idempotency key is in use. Use another one."
         assert _stored(tmp_path / "runs.db") == before
         for key in ("order", "a/b", "broken"):
-            body = {
-                "agent": "returns", "input": {"secret": "mine"}, "run_id": key,
-                "concurrency_key": f"line of {key}",
-            }  # fmt: skip
+            line = f"line of {key}"
+            body = {"agent": "returns", "input": {"secret": "mine"}, "run_id": key, "concurrency_key": line}
             new = await ben.post(f"{API}/runs", json=body, headers={"Idempotency-Key": f"idem {key}"})
             assert new.status_code == 201, new.text
             assert not new.json()["queued_behind_key"]
@@ -318,9 +323,12 @@ async def test_new_runs_with_the_names_of_others(
             assert other.status_code == 409
             assert "agent_key" in other.json()["detail"], "a conflict with a run of its own tenant says what differs"
             assert new.json()["tenant"] == "ben"
-            fork = await ben.post(f"{API}/runs/{quote(key, safe='')}/fork", json={"new_run_id": named.ids[0]})
-            assert fork.status_code == 409, fork.text
-            assert fork.json()["detail"] == "The run id or idempotency key is in use. Use another one."
+            for run_id in named.ids:
+                fork = await ben.post(f"{API}/runs/{quote(key, safe='')}/fork", json={"new_run_id": run_id})
+                assert fork.status_code == _refused(run_id), fork.text
+                if fork.status_code == 409:
+                    assert fork.json()["detail"] == "The run id or idempotency key is in use. Use another one."
+        assert {_refused(run_id) for run_id in named.ids} == {409, 422}
         turn = await ben.post(f"{API}/turns", json={"text": "hi", "turn_id": "turn-1"})
         assert turn.status_code == 201, turn.text
         prompt = await ben.post(f"{API}/runs", json={"prompt": "add 3 and 4"}, headers={"Idempotency-Key": "p"})
@@ -434,6 +442,26 @@ async def test_the_same_names_of_two_tenants_are_two_runs(app: FastAPI, runner: 
             assert (await admin.post(f"{API}/runs", json={"agent": "returns", "tenant": wrong})).status_code == 422
 
 
+async def test_no_caller_takes_the_id_that_a_key_of_another_tenant_will_have(app: FastAPI, runner: AgentRunner) -> None:
+    [of_key] = {str(runner.new_run("returns", run_id="order", tenant="anna").run_id)}
+    async with client_of(app, "anna") as anna, client_of(app, "ben") as ben:
+        own = await ben.post(f"{API}/runs", json={"agent": "returns", "run_id": "mine"})
+        for path, body in (
+            ("runs", {"agent": "returns", "run_id": of_key}),
+            ("runs", {"agent": "returns", "run_id": of_key.upper()}),
+            ("runs/mine/fork", {"new_run_id": of_key}),
+            ("turns", {"text": "hello", "turn_id": of_key}),
+        ):
+            refused = await ben.post(f"{API}/{path}", json=body)
+            assert refused.status_code == 422, path
+            assert "be text, or a UUID that is not of version 5" in refused.json()["detail"]
+        chosen = str(UUID(int=7 << 76 | 1 << 63 | 5))
+        assert (await ben.post(f"{API}/runs", json={"agent": "returns", "run_id": chosen})).status_code == 201
+        assert (await ben.post(f"{API}/runs/mine/fork", json={})).status_code == 201
+        taken = await anna.post(f"{API}/runs", json={"agent": "returns", "run_id": "order"})
+        assert (own.status_code, taken.status_code, taken.json()["run_id"]) == (201, 201, of_key)
+
+
 async def test_children_and_parents_of_another_tenant_are_not_named(app: FastAPI, runner: AgentRunner) -> None:
     parent = await runner.submit("asks", run_id="parent", tenant="anna")
     await runner.submit("asks", run_id="child", tenant="ben", parent_run_id=parent)
@@ -491,7 +519,7 @@ async def test_a_socket_follows_runs_of_its_tenant(
                     found = await ben.ask(kind, **_frames(name)[kind])
                     assert SECRET not in json.dumps(found)
                     if unknown is None:
-                        assert (found["type"], found["status"]) == ("error", 409)
+                        assert (found["type"], found["status"]) == ("error", _refused(name))
                     else:
                         assert found == unknown
                         assert found["status"] == 404

@@ -92,8 +92,8 @@ def _nodes(draw: st.DrawFn, depth: int) -> Node:
         around, payment = draw(st.sampled_from(["outer", "outer", "child"])), draw(_payments())
         inside = payment if around == "outer" else payment._replace(kind="pay")
         return Node(around, name, inside=(inside,), how=(("catch", "again"),))
-    inside = draw(st.lists(_nodes(depth - 1), min_size=1, max_size=3))
-    return Node(kind, name, inside=tuple(inside), how=(("catch", draw(st.sampled_from(["raise", "continue"]))),))
+    nodes = draw(st.lists(_nodes(depth - 1), min_size=1, max_size=3))
+    return Node(kind, name, inside=tuple(nodes), how=(("catch", draw(st.sampled_from(["raise", "continue"]))),))
 
 
 @st.composite

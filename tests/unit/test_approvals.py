@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -65,7 +65,7 @@ async def test_whoever_reads_the_event_of_a_question_may_answer_it_immediately(e
         async def answers(guard: Any, ops: Any) -> Any:
             results = await commit(guard, ops)
             rows = [row for op in ops if op.name == "events.publish" for row in op.args[1]]
-            for payload in (decode(text) for _, kind, text, _ in rows if kind == "approval.requested"):
+            for payload in (cast("Any", decode(text)) for _, kind, text, _ in rows if kind == "approval.requested"):
                 answered.append(await runner.approve("r", "pay", len(answered), request_id=payload["request_id"]))
             return results
 

@@ -119,7 +119,7 @@ class Program:
                 if not await runner.approvals() and (await runner.get_run("r")).status.value == "failed":
                     await runner.resume("r")
         async with self._process(place) as runner:
-            result = await runner.wait("r", timeout=0)
+            result: RunResult = await runner.wait("r", timeout=0)
             # After an ordinary error, a fork would reuse the result of the next call: they have equal arguments.
             fails = any(order.ending == "error" for order in self.orders)
             for effects in ("refuse",) if fails else ("refuse", "reuse"):

@@ -200,4 +200,4 @@ async def test_a_tenant_is_a_name(tenant: Any) -> None:
             with pytest.raises(InvalidArgument, match="tenant"):
                 await act()
         assert await runner.runs() == []
-        assert await runner.submit("shop", tenant="x" * 128)
+        await runner.submit("shop", tenant="x" * 128)

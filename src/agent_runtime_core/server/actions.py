@@ -24,7 +24,7 @@ from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessa
 from .reply import Reply
 from .runs import location_of, view_for
 from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_new, invalid_in, taken
+from .submission import check_id, check_new, invalid_in, taken
 from .waiting import after_wait
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
@@ -116,6 +116,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
     fork = source.with_values(input=new.input, conversation=new.conversation, n=0)
     if body.new_run_id is not None:
         fork = fork.with_values(run_id=new.run_id, run_key=new.run_key)
+        check_id(caller, fork, "new_run_id")
     await check_new(state, caller, fork)
     stored = None if body.new_run_id is None else await state.runner.queue.row(new.run_id)
     if stored is not None and not await is_visible(state, caller, stored, "act"):

@@ -8,8 +8,9 @@ from typing import Any
 from starlette.requests import Request
 
 from .._core.codec.json import decode_dict
+from .._core.ids import known_uuid
 from .._core.traceparent import parsed
-from .._core.validation import must, unknown
+from .._core.validation import Shown, must, unknown
 from .._execution.context import conversation_id
 from .._views.problems import invalid
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
@@ -81,9 +82,11 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     """Store a row; return the stored one, and whether it is new.
 
     Raises:
-        Problem: 403 if the caller may not have such a run. 409 if the id or key is that of another run.
+        Problem: 403 if the caller may not have such a run. 409 if the id or key is that of another run. 422 for an id
+            that a caller with a tenant may not choose.
         UnknownRun: The conversation is that of a hidden run.
     """
+    check_id(caller, row, "run_id")
     await check_new(state, caller, row)
     orchestrator = state.orchestrator if prompt else None
     await state.pending.check(state.runner.queue, state.settings.max_pending)
@@ -116,6 +119,16 @@ async def insert_turn(state: ServerState, caller: Caller, turn: Any, traceparent
     row = state.turns.new_run(turn, traceparent=traceparent, tenant=caller.tenant)
     stored, _ = await insert(state, caller, row, prompt=False)
     return stored
+
+
+def check_id(caller: Caller, row: RunRow, field: str) -> None:
+    """Raise Problem 422 if a caller with a tenant chose an id that a run of another tenant will have.
+
+    The ids that are made of run keys, and those of child runs, are UUIDs of version 5, and anyone can compute them. A
+    tenant whose id is taken could not use its key, or its run could not call its child.
+    """
+    if caller.tenant is not None and row.run_key is None and known_uuid(row.run_id).version == 5:
+        raise invalid(field, must(field, "be text, or a UUID that is not of version 5", Shown("a UUID of version 5")))
 
 
 async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
