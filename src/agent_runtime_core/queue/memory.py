@@ -126,13 +126,14 @@ class MemoryTransitions(RunTransitions):
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
-        return [
+        found = (
             row
             for row in running
             if row.lease_until < want.lease_now
             and row.origin == ""
             and (want.agents is None or row.agent in want.agents)
-        ][:limit]
+        )
+        return heapq.nsmallest(limit, found, key=lambda row: row.lease_until)
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]

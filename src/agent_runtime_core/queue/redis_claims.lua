@@ -17,13 +17,22 @@ local function above(ticket, last)
   return string.char(unpack(digits)) .. string.sub(ticket, 11)
 end
 
+-- Returns the agents of all runs, with those of this commit.
+local function all_agents()
+  local found, new = call('SMEMBERS', P .. 'agents'), {}
+  for agent in pairs(tx.agents or {}) do new[agent] = true end
+  for _, agent in ipairs(found) do new[agent] = nil end
+  for agent in pairs(new) do found[#found + 1] = agent end
+  return found
+end
+
 -- Decodes a ClaimRequest, with its times on the server's clock.
 local function wanted(cells)
   local since = by_server and now or 0
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
     lease_now = since + cells[5], wall = by_server and text_now or text(cells[6]),
-    agents = cells[7] ~= null and cells[7] or call('SMEMBERS', P .. 'agents'), light = cells[8],
+    agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8],
   }
 end
 
@@ -40,24 +49,18 @@ local function claim(row, ticket, want)
 end
 
 -- Makes due rows ready, and returns the groups of those that are blocked. If more than MANY are due, those of
--- the greatest priorities come first. The rows are written at once, even if this commit fails, because the claim reads
--- the index of ready rows next.
+-- the greatest priorities come first.
 local function promote(wall)
   local groups, left, size = {}, MANY, 0
   local function from(key)
     for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', wall, 'LIMIT', 0, left)) do
-      local row = size < MUCH and not (tx.rows and tx.rows[run]) and named(key, run, run)
-      if row then
+      local row = size < MUCH and named(key, run, run)
+      -- This commit may have made it ready before, or delayed it again.
+      if row and row[DUE_AT] ~= '0' and tonumber(row[DUE_AT]) <= tonumber(wall) then
         row[STATUS], row[DUE_AT] = 'pending', '0'
         if row[HELD] == BEHIND then groups[#groups + 1] = group_of(row) end
         changed(row)
-        local noted = tx.writes
-        tx.writes = {}
-        keep(tx.rows[run])
-        perform(tx.writes)
-        tx.writes = noted
-        left, size = left - 1, size + #tx.rows[run].json
-        tx.rows[run] = nil
+        left, size = left - 1, size + #row[INPUT]
       end
     end
   end
@@ -66,27 +69,33 @@ local function promote(wall)
   return groups
 end
 
+-- Returns the running rows of the requested agents whose leases have expired, the first that expired first.
 local function expired(want, limit)
-  local found = {}
+  local ends, found = {}, {}
   for _, agent in ipairs(want.agents) do
-    local key = P .. 'lease:' .. agent
-    for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
-      if #found == limit then return found end
-      local row = named(key, run, run)
-      if row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then
-        found[#found + 1] = row
-      end
-    end
+    local key, beyond = P .. 'lease:' .. agent, '(' .. text(want.lease_now)
+    local page = call('ZRANGEBYSCORE', key, '-inf', beyond, 'WITHSCORES', 'LIMIT', 0, MANY)
+    for i = 1, #page, 2 do ends[#ends + 1] = {key, page[i], tonumber(page[i + 1])} end
+  end
+  table.sort(ends, function(a, b) return a[3] < b[3] end)
+  for _, each in ipairs(ends) do
+    if #found == limit then break end
+    local row = named(each[1], each[2], each[2])
+    if row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then found[#found + 1] = row end
   end
   return found
 end
 
--- Returns the active inline runs of concurrency keys whose lease has expired.
+-- Returns the active inline runs of concurrency keys whose lease has expired, with the changes of this commit.
 local function lapsed(want)
   local found = {}
   for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'inline', '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
-    local row = named(P .. 'inline', run, run)
-    if row and row[ORIGIN] ~= '' and row[HELD] == 0 and (row[STATUS] == 'pending' or row[STATUS] == 'running') then
+    named(P .. 'inline', run, run)
+  end
+  for _, known in pairs(tx.rows or {}) do
+    local row = known and known.row
+    if row and row[LANE] ~= null and row[ORIGIN] ~= '' and row[HELD] == 0
+      and (row[STATUS] == 'pending' or row[STATUS] == 'running') and tonumber(row[LEASE_UNTIL]) < want.lease_now then
       found[#found + 1] = row
     end
   end

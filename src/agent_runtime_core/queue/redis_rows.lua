@@ -214,6 +214,8 @@ local function register(row)
     tx.keys[key] = row[RUN_ID]
     write('HSET', P .. 'idem', key, row[RUN_ID])
   end
+  tx.agents = tx.agents or {}
+  tx.agents[row[AGENT]] = true
   write('SADD', P .. 'agents', row[AGENT])
   if row[TENANT] ~= '' then write('SADD', owned(P .. 'agents', row[TENANT]), row[AGENT]) end
 end

@@ -143,7 +143,7 @@ _MAKE_FIRST_READY = (
 _EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
 _LAPSING = "arc_runs INDEXED BY arc_runs_lapsed"
 _CLAIMED = "status = 'running' AND origin = ''"
-_EXPIRED = f"SELECT * FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until < ? AND agent = ? LIMIT ?"
+_EXPIRED = f"SELECT * FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until < ? AND agent = ? ORDER BY lease_until LIMIT ?"
 _IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
 # Processes whose leases block claims. Inline runs without a concurrency key are left out, as any caller may take them.
 # Leases that were ended before are left out, or each claim would cost more for every process that was ever killed.
@@ -259,6 +259,7 @@ class SQLiteTransitions(RunTransitions):
         found: list[RunRow] = []
         for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
             found += fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
+        found.sort(key=lambda row: row.lease_until)
         return found[:limit]
 
     def _expire_dead_processes(self) -> None:

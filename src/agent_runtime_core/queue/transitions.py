@@ -121,7 +121,8 @@ class RunTransitions(ABC):
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         """Return running rows of `want.agents` with `origin` "" and an expired lease or a dead holder.
 
-        A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows.
+        A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows, the
+        smallest `lease_until` first.
         """
 
     @abstractmethod

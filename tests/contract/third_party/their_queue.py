@@ -73,7 +73,7 @@ class TheirRows(RunTransitions):
         return [row for row in rows if want.agents is None or row.agent in want.agents]
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        running = self._wanted(want, "running")
+        running = sorted(self._wanted(want, "running"), key=lambda row: row.lease_until)
         return [row for row in running if row.origin == "" and row.lease_until < want.lease_now][:limit]
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
