@@ -107,7 +107,7 @@ async def test_a_table_that_lost_a_column_is_told(path: Path) -> None:
     async with opened(path) as runner:
         asks: list[Callable[[], Awaitable[Any]]] = [runner.runs, lambda: runner.get_run("x"), runner.run_once]
         for ask in asks:
-            with pytest.raises(StorageCorrupt, match="its row must have 39 columns, got 38"):
+            with pytest.raises(StorageCorrupt, match="its row must have 40 columns, got 39"):
                 await ask()
 
 

@@ -201,7 +201,7 @@ async def passes_its_deadline_while_it_is_parked(runner: AgentRunner, payer: Pay
     await parked(runner, payer, deadline=time.time() + 600)
     await runner.approve("r", "tool:ask")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(runner.queue.clock), "wall", lambda self: time.time() + 900)
+        patched.setattr(runner.queue.clock, "wall", lambda: time.time() + 900)
         assert await runner.run_once()
 
 

@@ -274,7 +274,7 @@ TURNS = [
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", nope=1)),
         "start_turn(): unknown option 'nope'. Known: concurrency_key, deadline, delay, expires_in, "
-        "idempotency_key and 5 more.",
+        "idempotency_key and 6 more.",
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", priorty=1)),
@@ -323,7 +323,7 @@ TURNS = [
     ),
     Triggered(
         lambda: TurnEvent.from_dict({"text": "hi"}),
-        "text: unknown field 'text'. Known: conversation_id, messages, metadata, params, personality and 3 more.",
+        "text: unknown field 'text'. Did you mean 'tenant'?",
     ),
     Triggered(
         lambda: TurnEvent.from_dict({}), "messages must be set, got no value. Add it to the payload of turn.requested."

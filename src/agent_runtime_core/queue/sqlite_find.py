@@ -216,7 +216,9 @@ def _newest(
 
 
 def _columns(wanted: RunFilter) -> str:
-    left_out = _LIGHT if wanted.light else _WITHOUT_INPUT if wanted.without_input else {}
+    left_out = _LIGHT if wanted.light else _WITHOUT_INPUT if wanted.without_input else None
+    if left_out is None:
+        return "*"
     return ", ".join(left_out.get(name, name) for name in RunRow._fields)
 
 
