@@ -9,9 +9,9 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, cast
+from typing import Any, Final, cast
 
-from fastapi import Depends, Query
+from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from .._core.arguments import checked_tenant
@@ -22,7 +22,6 @@ from ..errors import InvalidArgument
 from ..runner.settings import RunInfo
 from .errors import Problem
 from .limits import Limits
-from .models import OF_TENANT, TENANT_TEXT
 from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
@@ -325,9 +324,6 @@ async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
     return found
 
 
-_Tenant = Annotated[str | None, Query(alias="tenant", description=OF_TENANT, json_schema_extra={**TENANT_TEXT})]
-
-
 def require(*scopes: str) -> Any:
     """Return a dependency that yields the `Caller`, and raises Problem 401, or 403 without one of these scopes.
 
@@ -338,8 +334,7 @@ def require(*scopes: str) -> Any:
         if scope not in SCOPES:
             raise InvalidArgument(unknown("scope", scope, SCOPES))
 
-    # The parameter is here for the OpenAPI document. `Access.caller` reads it, also for sockets.
-    async def caller(connection: HTTPConnection, _tenant: _Tenant = None) -> Caller:
+    async def caller(connection: HTTPConnection) -> Caller:
         found = await permitted(connection, *scopes)
         # FastAPI reads the path after its dependencies have run.
         parameters = connection.scope.get("path_params", {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -21,6 +21,7 @@ from .access import Access, Authenticate, Tokens, require
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
 from .limits import Limits
 from .metrics import prepare
+from .models import OF_TENANT, TENANT_TEXT
 from .security import PREFIX, Envelope, RequestChecks
 from .settings import ServerSettings
 from .state import ServerState
@@ -106,12 +107,29 @@ def _application(state: ServerState) -> FastAPI:
     return app
 
 
+def _with_tenant(operation: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation with the parameter that `Access.caller` reads for every route.
+
+    A parameter of a dependency would be in the document too, but it costs each request 35 calls of FastAPI.
+    """
+    given = operation.get("parameters", [])
+    if "security" in operation or any(each["name"] == "tenant" for each in given):
+        return operation
+    schema = {"type": "string", **TENANT_TEXT}
+    tenant = {"name": "tenant", "in": "query", "required": False, "description": OF_TENANT, "schema": schema}
+    return {**operation, "parameters": [*given, tenant]}
+
+
 async def _openapi(request: Request) -> Response:
     """Return the OpenAPI document. There is no page for it, which would load scripts from another host."""
     document = cast("FastAPI", request.app).openapi()
     parts = document.get("components", {})
     return JSONResponse({
         **document,
+        "paths": {
+            path: {method: _with_tenant(each) for method, each in operations.items()}
+            for path, operations in document.get("paths", {}).items()
+        },
         "servers": [{"url": request.scope.get("root_path", "").rstrip("/") or "/"}],
         "security": [{"token": []}],
         "components": {
