@@ -93,22 +93,30 @@ def mine() -> MyTraceSink:
     return MyTraceSink()
 
 
+#: Threads that other modules left waiting for a server. They may wait longer than any test here.
+OTHERS: set[threading.Thread] = set()
+
+
 @pytest.fixture(autouse=True)
 def _every_thread_ends() -> Iterator[None]:
-    _every_trace_thread_ends()  # one that another module left waiting for a server
+    OTHERS.clear()
+    OTHERS.update(_trace_threads())
     yield
     _every_trace_thread_ends()
 
 
+def _trace_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "agent-runtime-traces" and each not in OTHERS]
+
+
 def _every_trace_thread_ends() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "agent-runtime-traces":
-            thread.join(SOON)
-            assert not thread.is_alive()
+    for thread in _trace_threads():
+        thread.join(SOON)
+        assert not thread.is_alive()
 
 
 def _threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "agent-runtime-traces"]
+    return [thread.name for thread in _trace_threads()]
 
 
 # -- what sinks are told
