@@ -281,38 +281,41 @@ class JournalView:
         self._new_starts.clear()
         return self._scopes.get(found[1])
 
+    def _read_start(self, identity: Identity, record: Record) -> None:
+        if identity in self.started:
+            self.lost_reservations[identity] = self.in_doubt_usage(identity)
+            self.reservations.pop(identity, None)
+        self.started[identity] = record.seq
+        self._start_digests[identity] = record.digest
+        self.ended_tries.discard(identity)
+        if record.info is not None and '"until"' in record.info:
+            self.wait_deadlines[identity] = (json.loads(record.info).get("until"), record.t)
+        if record.info is not None and '"reserve"' in record.info:
+            self.reservations[identity] = json.loads(record.info).get("reserve") or {}
+        if record.state is not None:
+            self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
+        if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):
+            self._started_in_tasks[identity] = record.digest
+        if record.info is not None and f'"{BEFORE_FIELD}":' in record.info:
+            self.add_errors_before(identity, json.loads(record.info)[BEFORE_FIELD])
+        if identity in self.errors_before:
+            self._called_again[identity] = record.seq
+        if has_place(record):
+            self.opened[identity] = record
+        else:
+            self._read_unordered(record)
+        self._new_starts.append(identity)
+        if _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key):
+            self._note_repetition(identity)
+            if not _has_info(record, ASIDE_FIELD):
+                self.guarded.add(identity)
+                self._note_progress_inside(identity)
+
     def _read_other(self, record: Record) -> None:
         identity = (record.name, record.key)
         match record.kind:
             case "started":
-                if identity in self.started:
-                    self.lost_reservations[identity] = self.in_doubt_usage(identity)
-                    self.reservations.pop(identity, None)
-                self.started[identity] = record.seq
-                self._start_digests[identity] = record.digest
-                self.ended_tries.discard(identity)
-                if record.info is not None and '"until"' in record.info:
-                    self.wait_deadlines[identity] = (json.loads(record.info).get("until"), record.t)
-                if record.info is not None and '"reserve"' in record.info:
-                    self.reservations[identity] = json.loads(record.info).get("reserve") or {}
-                if record.state is not None:
-                    self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
-                if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):
-                    self._started_in_tasks[identity] = record.digest
-                if record.info is not None and f'"{BEFORE_FIELD}":' in record.info:
-                    self.add_errors_before(identity, json.loads(record.info)[BEFORE_FIELD])
-                if identity in self.errors_before:
-                    self._called_again[identity] = record.seq
-                if has_place(record):
-                    self.opened[identity] = record
-                else:
-                    self._read_unordered(record)
-                self._new_starts.append(identity)
-                if _has_info(record, GUARDED_FIELD) or (record.key[:2] == "c:" and "@" in record.key):
-                    self._note_repetition(identity)
-                    if not _has_info(record, ASIDE_FIELD):
-                        self.guarded.add(identity)
-                        self._note_progress_inside(identity)
+                self._read_start(identity, record)
             case "retrying" | "failed":
                 self.started.pop(identity, None)
                 if record.kind == FAILED and identity in self._guarded_starts:

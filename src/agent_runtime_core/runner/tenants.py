@@ -1,6 +1,6 @@
 """Give stored runs, and the conversations that they name, to a tenant.
 
-Each run is moved in a commit of its own. Nothing else is stored, so that an interrupted call can be repeated: it first
+Each run is moved in a separate commit. Nothing else is stored, so that an interrupted call can be repeated: it first
 moves the child runs and conversations of the runs that were moved before.
 """
 

@@ -20,7 +20,7 @@ from ..queue.base import RunQueue
 from .tracer import Tracer
 
 PREFIX: Final = "agent_runtime_"
-MOST_NAMES: Final = 100  # agents, models, tenants and consumers that have a label of their own
+MOST_NAMES: Final = 100  # agents, models, tenants and consumers with a separate label
 MOST_OPEN: Final = 10_000  # executions of this process that may be open at the same time
 LONGEST_NAME: Final = 200  # characters of a label
 READ_SECONDS: Final = 5.0  # for which what was read of the queue and the topics counts
