@@ -19,14 +19,12 @@ SOURCE = REPOSITORY / "src" / ROOT
 
 # Bottom first. A unit is a top-level module, or a package with all in it. It imports only units of rows before its own.
 LAYERS: list[str] = [
-    "_error_text",
     "errors",
     "_core status",
     "encryption",
     "_engines tools config limits portal retry schema",
     "_journal interfaces queue",
-    "state persistence llm tracing registry",
-    "events",
+    "events state persistence llm tracing registry",
     "_execution",
     "runner steps loop",
     "agents planning testing",
@@ -85,7 +83,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "events": [
         "event",
-        "payload_fields subscriptions",
+        "subscriptions",
         "base",
         "memory redis sqlite",
     ],
@@ -97,6 +95,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_journal": [
         "record",
+        "payload_fields",
         "memory redis sqlite",
     ],
     "persistence": [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRuntime, RunResult
-from agent_runtime_core._error_text import is_interrupt
+from agent_runtime_core.errors import is_interrupt
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor

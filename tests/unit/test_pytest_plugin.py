@@ -168,7 +168,6 @@ def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:
         "agent_runtime_core._core.lazy_import",
         "agent_runtime_core._core.pydantic_types",
         "agent_runtime_core._core.validation",
-        "agent_runtime_core._error_text",
         "agent_runtime_core.errors",
         "agent_runtime_core.testing",
         "agent_runtime_core.testing.plugin",

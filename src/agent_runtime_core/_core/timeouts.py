@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final
 
-from .._error_text import is_interrupt, text_of
-from ..errors import deciding_error
+from ..errors import deciding_error, is_interrupt, text_of
 from .context_vars import start_soon
 from .log import log
 from .run_tasks import frames_of, is_waiting_code

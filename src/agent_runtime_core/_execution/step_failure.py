@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 from .._core.redaction import Redaction, stored_error_text
-from .._error_text import described
 from .._journal.record import Record
-from ..errors import AgentRuntimeError, CircuitOpen, LimitExceeded, StepExecutionError, shortened, text_of
+from ..errors import AgentRuntimeError, CircuitOpen, LimitExceeded, StepExecutionError, described, shortened, text_of
 from .stored_errors import Description, class_label, class_of, rebuilt, values_of
 
 #: Modules whose errors can be constructed from their message alone. Constructors of other classes are not called.

@@ -19,8 +19,7 @@ from typing import Any, Final, cast
 from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.redaction import Redaction, stored_error_text, stored_error_value
 from .._core.validation import SECRET_NAME
-from .._error_text import described
-from ..errors import UnserialisableResult, leaves_of, shortened, text_of
+from ..errors import UnserialisableResult, described, leaves_of, shortened, text_of
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
 MAX_CAUSES: Final = 8  # of a longer chain, the later causes are left out

@@ -17,8 +17,7 @@ from typing import Any, cast
 
 from .._core.lazy_import import load
 from .._core.log import log
-from .._error_text import is_interrupt
-from ..errors import AgentRuntimeError, MissingDependency, UnknownRun
+from ..errors import AgentRuntimeError, MissingDependency, UnknownRun, is_interrupt
 from .output import trace, warn
 from .parser import parsed
 

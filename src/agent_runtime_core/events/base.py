@@ -17,6 +17,8 @@ from .._core.ids import next_id, plain, run_uuid
 from .._core.per_loop import PerLoop
 from .._core.validation import Shown, is_number, must, type_name
 from .._engines.base import Backend, Guard, Op
+from .._engines.payloads import PayloadFields, Payloads
+from .._journal.payload_fields import decode_record
 from .._journal.record import Record
 from ..errors import StorageClosed
 from .event import (
@@ -31,11 +33,32 @@ from .event import (
     page_rows,
     sequence_after,
 )
-from .payload_fields import FIELDS, decode_rows
 from .subscriptions import End, SubscriptionHub
 
 if TYPE_CHECKING:
     import asyncio
+
+
+def _encode_events(payloads: Payloads, args: Any) -> tuple[Any, ...]:
+    run_id, rows = args
+    return run_id, tuple(
+        (event_id, kind, payloads.encode("event of run", run_id, payload), t) for event_id, kind, payload, t in rows
+    )
+
+
+def decode_rows(payloads: Payloads, run_id: str, rows: EventRows) -> EventRows:
+    """Return the rows of a page as their readers get them."""
+
+    def decoded(row: StoredEvent | Record) -> StoredEvent | Record:
+        if isinstance(row, Record):
+            return decode_record(payloads, run_id, row)
+        return row._replace(payload=payloads.decode("event of run", run_id, row.payload))
+
+    return EventRows(map(decoded, rows), rows.more, rows.size)
+
+
+FIELDS = PayloadFields({"events.publish": _encode_events})
+
 
 PUBLISH = "events.publish"
 DELETE = "events.delete"

@@ -16,10 +16,9 @@ from .._engines.os_errors import storage_errors
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.reader_files import ReaderFiles
 from .._engines.sqlite.transaction import SQLiteTx
-from .._error_text import brief_kind
 from .._journal import sqlite as journal
 from .._journal.record import Record
-from ..errors import StorageCorrupt
+from ..errors import StorageCorrupt, brief_kind
 from .base import DELETE, PUBLISH, REWRITE, TRIM, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 

@@ -11,8 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 from .._core.codec.json import differing_keys, same_tree
 from .._core.former_names import keep_former_names
 from .._engines.payloads import why_unreadable
-from .._error_text import brief_kind
-from ..errors import MOST_NAMED, IdempotencyConflict, StorageCorrupt, StorageError, UnserialisableResult, brief
+from ..errors import (
+    MOST_NAMED,
+    IdempotencyConflict,
+    StorageCorrupt,
+    StorageError,
+    UnserialisableResult,
+    brief,
+    brief_kind,
+)
 
 LIVE = ("pending", "running", "waiting")
 #: Values of `RunRow.held`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.

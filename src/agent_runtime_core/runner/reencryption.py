@@ -20,6 +20,7 @@ from .._core.encrypted_text import key_id_of
 from .._core.validation import must
 from .._engines.base import Backend, Op
 from .._engines.payloads import Payloads
+from .._journal.payload_fields import TOGETHER, decode_record, encode_record
 from .._journal.record import Record
 from ..errors import StorageCorrupt, UnknownEncryptionKey
 from ..events.event import EventRows, StoredEvent, sequence_after
@@ -27,7 +28,6 @@ from ..persistence.documents.base import Collection, Document, DocumentStore
 from ..persistence.open_documents import open_document_store
 from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
 from ..state.base import CALLED, CHILD, MEMBER, EffectRow
-from ..state.payload_fields import TOGETHER, decode_record, encode_record
 from .backends import Backends
 from .runner import AgentRunner
 

@@ -15,10 +15,10 @@ from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
 from .._engines.payloads import same_digest as same_digest
 from .._engines.payloads import why_unreadable
-from .._error_text import brief_kind
+from .._journal.payload_fields import decode_record, decode_records
 from .._journal.record import Record, outcome_of
-from ..errors import StorageCorrupt, StorageError, UnserialisableResult
-from .payload_fields import FIELDS, decode_effect, decode_record, decode_records, decode_state
+from ..errors import StorageCorrupt, StorageError, UnserialisableResult, brief_kind
+from .payload_fields import FIELDS, decode_effect, decode_state
 from .rows import APPROVED as APPROVED
 from .rows import BEGUN as BEGUN
 from .rows import CALLED as CALLED

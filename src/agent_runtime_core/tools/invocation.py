@@ -12,7 +12,6 @@ from .._core.context_vars import claimed_run
 from .._core.log import log
 from .._core.timeouts import cancellations, replaced_cancellation
 from .._core.validation import MAX_DEPTH
-from .._error_text import described
 from ..errors import (
     JournalMismatch,
     LeaseLost,
@@ -23,6 +22,7 @@ from ..errors import (
     ToolTimeout,
     UnserialisableResult,
     deciding_error,
+    described,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
