@@ -220,13 +220,13 @@ def test_a_refusal_that_shows_all_is_found() -> None:
 OPENS: dict[str, dict[str, int]] = {
     # Files of its own in the directory `.live`.
     "_engines/sqlite/live_directory.py": {"_open": 1},
-    "_engines/sqlite/one_name.py": {"_is_mounted": 1},  # the table of mounts
     "runner/installed_stores.py": {"open_installed": 1},  # `open` of the object of another package
     "_engines/redis/script.py": {"joined": 1, "lua_source": 1},  # scripts of ours
-    "_engines/sqlite/database.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
+    # The file exclusively: a file that is there is not opened. The table of mounts.
+    "_engines/sqlite/database.py": {"DatabaseFile._create": 1, "_is_mounted": 1},
     # A file that no process has open, or of which another user's process has the only readable index.
-    "_engines/sqlite/file_copy.py": {"import shutil": 1, "import tempfile": 1, "_fixed_parts": 1},
-    "_engines/sqlite/wal.py": {"WriteAheadLog._extend": 1},  # the log
+    "_engines/sqlite/read_only.py": {"import shutil": 1, "import tempfile": 1, "_fixed_parts": 1},
+    "_engines/sqlite/writer.py": {"WriteAheadLog._extend": 1},  # the log
     "_views/page.py": {"_collect": 1},  # files of the page
     "cli/main.py": {"main": 2},  # the null device
     "cli/database_file.py": {"file_system_of": 1},  # the table of mounts

@@ -37,12 +37,11 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "encrypted_text payload_codec pydantic_types slices",
-        "clock context_vars current_step event_types former_names per_loop threads trace_sink typed_steps validation",
-        "chat_messages lazy_import schema_references",
-        "installed_schemes",
+        "payload_codec pydantic_types",
+        "clock context_vars event_types former_names per_loop threads typed_steps validation",
+        "lazy_import",
         "codec ids json_schema run_tasks settings",
-        "arguments log traceparent",
+        "arguments log",
         "redaction timeouts",
     ],
     "_core.codec": [
@@ -53,16 +52,15 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines": [
         "base notifier os_errors",
-        "commit_request memory reading_codec shared_engine",
+        "commit_request memory shared_engine",
         "payloads",
-        "read_only",
         "sqlite",
         "backend",
         "redis",
     ],
     "_engines.sqlite": [
-        "file_copy live_directory transaction wal",
-        "liveness one_name reader_files readers user_transaction",
+        "live_directory transaction",
+        "liveness readers user_transaction",
         "database group_commit notifier",
         "writer",
         "engine",
@@ -71,12 +69,12 @@ ROWS: dict[str, list[str]] = {
     "_engines.redis": [
         "script url",
         "connection safety_checks",
-        "notifier pipeline subscription",
+        "notifier pipeline",
         "engine",
     ],
     "queue": [
         "records",
-        "blocking_claims delayed_runs live_claims payload_fields queued_run redacted_mail transitions",
+        "blocking_claims live_claims payload_fields transitions",
         "base",
         "redis_find sqlite_find",
         "memory redis sqlite",
@@ -88,14 +86,11 @@ ROWS: dict[str, list[str]] = {
         "memory redis sqlite",
     ],
     "state": [
-        "rows",
-        "payload_fields",
         "base",
         "memory redis sqlite",
     ],
     "_journal": [
         "record",
-        "payload_fields",
         "memory redis sqlite",
     ],
     "persistence": [

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote
 
-from ._core.installed_schemes import BUILT_IN, installed_schemes
-from ._core.lazy_import import load
+from ._core.lazy_import import BUILT_IN, installed_schemes, load
 from ._core.log import log
 from ._core.settings import (
     POSITIVE,

@@ -17,8 +17,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ._core.encrypted_text import KEY_ID, MARK
 from ._core.lazy_import import load
+from ._core.payload_codec import KEY_ID, MARK
 from ._core.payload_codec import PayloadCodec as PayloadCodec
 from ._core.validation import Shown, must
 from .errors import StorageCorrupt, UnknownEncryptionKey

@@ -5,17 +5,16 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from uuid import UUID
 
-from ._core.chat_messages import Message
+from ._core.arguments import Message
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
 from ._core.context_vars import ACTIVE_RUN
 from ._core.event_types import EventType
-from ._core.trace_sink import TraceSink
 from ._core.typed_steps import typed_step
 from ._core.validation import Shown, must
 from .errors import LimitExceeded, NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
@@ -600,3 +599,48 @@ def current_run() -> RunContext | None:
     """
     active = ACTIVE_RUN.get()
     return None if active is None else active.context()
+
+
+class TraceSink:
+    """Base class of trace sinks. Every method does nothing by default; override the ones you need.
+
+        class PrintSink(TraceSink):
+            def log_event(self, run_id, event_type, payload):
+                print(run_id, event_type)
+
+        runner = AgentRunner(trace_sinks=[PrintSink()])
+
+    Most methods are called by a thread of the tracer, not by the run itself.
+    """
+
+    def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
+        """A process began to execute the run; `metadata` has `time` in seconds since 1970."""
+
+    def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+        """An event of the run, a model call (`llm.call`) or a tool call (`tool.done`)."""
+
+    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
+        """The process stopped executing the run; `outcome` says why."""
+
+    def flush(self) -> None:
+        """Send what is buffered; called when the tracer closes."""
+
+    def activate(self, traceparent: str) -> AbstractContextManager[object] | None:
+        """Return a context manager that makes this span the current one, for code of the run.
+
+        Unlike the other methods, it is called by the run: around each execution and each attempt of a step.
+
+        Args:
+            traceparent: The span of the execution or of the step, as in a W3C `traceparent` header.
+        """
+
+    def current_traceparent(self) -> str | None:
+        """Return the span in which a run is being submitted, or None. Called by `submit` and `execute`."""
+
+    async def trace(self, event: dict[str, Any]) -> None:
+        """Handle any of these as one dict.
+
+        Args:
+            event: `type` ("start_run", "end_run" or the event type), `run_id`, `time` in seconds since 1970, and the
+                payload.
+        """

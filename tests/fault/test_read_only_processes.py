@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core import AgentRunner, StorageBusy
-from agent_runtime_core._engines.sqlite.file_copy import copy_file
-from agent_runtime_core._engines.sqlite.read_only import OPEN
+from agent_runtime_core._engines.sqlite.read_only import OPEN, copy_file
 from tests.support.processes import Child
 from tests.support.read_only import EXPECTED, listing, read, read_all, write_store
 

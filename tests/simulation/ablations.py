@@ -23,8 +23,7 @@ from agent_runtime_core._execution.step_keys import StepKeys
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.queue import transitions as rows
 from agent_runtime_core.queue.base import RunQueue
-from agent_runtime_core.queue.delayed_runs import DelayedRuns
-from agent_runtime_core.queue.live_claims import LiveClaims
+from agent_runtime_core.queue.live_claims import DelayedRuns, LiveClaims
 from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import SQLiteTransitions

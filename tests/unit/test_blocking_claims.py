@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._engines.redis.subscription import Subscription
+from agent_runtime_core._engines.redis.notifier import Subscription
 from agent_runtime_core.queue import blocking_claims as standing_module
 from agent_runtime_core.queue.blocking_claims import BlockingClaims
 from agent_runtime_core.queue.records import RunFilter, RunRow

@@ -14,7 +14,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, open_run
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.sqlite import one_name
+from agent_runtime_core._engines.sqlite import database
 from agent_runtime_core.errors import StorageBusy, StorageError
 from tests.unit.test_engine_sqlite import get, opened
 
@@ -251,7 +251,7 @@ async def test_a_file_that_is_a_mount_point_is_refused(
     for special, octal in (("\\", "134"), (" ", "040"), ("\t", "011"), ("\n", "012")):
         shown = shown.replace(special, f"\\{octal}")
     line = "36 35 98:0 /mnt1/a.db {} rw,noatime master:1 - ext3 /dev/root rw\n"
-    monkeypatch.setattr(one_name, "MOUNTS", mounts)
+    monkeypatch.setattr(database, "MOUNTS", mounts)
     mounts.write_text(line.format(tmp_path) + line.format(f"{shown}.other"))
     assert await read(path, "x") == 1, "its directory may be one"
     mounts.write_text(line.format("/") + line.format(shown))

@@ -17,8 +17,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from agent_runtime_core._core.ids import RunTrace
 from agent_runtime_core._core.lazy_import import load
-from agent_runtime_core._core.traceparent import RunTrace
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import MissingDependency, NotConfigured
 from agent_runtime_core.interfaces import ErrorInfo

@@ -15,7 +15,7 @@ from agent_runtime_core._engines import commit_request
 from agent_runtime_core._engines.redis import engine as redis
 from agent_runtime_core._engines.redis import url
 from agent_runtime_core._engines.sqlite import engine as sqlite
-from agent_runtime_core._engines.sqlite import group_commit, user_transaction, wal
+from agent_runtime_core._engines.sqlite import group_commit, user_transaction, writer
 from agent_runtime_core.config import RuntimeConfig
 from agent_runtime_core.events import base as events
 from agent_runtime_core.llm import Retries, Timeouts
@@ -100,7 +100,7 @@ CODE: Final[dict[str, float]] = {
     "Longest `Retry-After` that a client obeys": Retries.retry_after_cap,
     "Stored data of a session, on SQLite and Redis": stores.SESSION_TTL,
     "Delay, deadline or wait": clock.TOO_LATE,
-    "Size of the WAL at which it is checkpointed": wal.WAL_SIZE,
+    "Size of the WAL at which it is checkpointed": writer.WAL_SIZE,
     "Size of a SQLite file that `vacuum` compacts": sqlite.LARGE,
 }
 

@@ -40,7 +40,7 @@ from agent_runtime_core import (
     register_type,
     testing,
 )
-from agent_runtime_core._core.chat_messages import messages_in
+from agent_runtime_core._core.arguments import messages_in
 from agent_runtime_core._core.ids import parse_ulid
 from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.events import get_event_bus

@@ -32,7 +32,7 @@ from agent_runtime_core import (
     StorageTooNew,
 )
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.sqlite import file_copy, read_only
+from agent_runtime_core._engines.sqlite import read_only
 from agent_runtime_core._engines.sqlite.database import file_id
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.read_only import CLOSED, OPEN, ReadOnlySQLite
@@ -482,14 +482,14 @@ async def test_a_copy_is_taken_again_if_a_checkpoint_came_between(
             os.utime(path, (0, len(copies)))
 
     monkeypatch.setattr(shutil, "copyfile", copyfile)
-    monkeypatch.setattr(file_copy, "TICK", 0.0)
+    monkeypatch.setattr(read_only, "TICK", 0.0)
     changes = 1
     assert await read_all(path) == EXPECTED
     assert copies.count(str(path)) == 2
     changes, copies = 1000, []
     with pytest.raises(StorageBusy, match="was written to each time it was copied"):
         AgentRunner.open(path, read_only=True)
-    assert copies.count(str(path)) == file_copy.TRIES
+    assert copies.count(str(path)) == read_only.COPY_ATTEMPTS
     assert temporary_files(folder) == []
 
 

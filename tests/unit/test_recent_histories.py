@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from agent_runtime_core._core import slices
-from agent_runtime_core._core.slices import sliced
+from agent_runtime_core._core import per_loop
+from agent_runtime_core._core.per_loop import sliced
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.persistence import (
     Conversation,
@@ -196,7 +196,7 @@ async def test_a_reader_keeps_its_history_while_it_grows() -> None:
 
 
 async def test_long_work_lets_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "LONGEST", -1.0)  # every item takes too long
+    monkeypatch.setattr(per_loop, "LONGEST_SLICE", -1.0)  # every item takes too long
     others: list[int] = []
 
     async def count() -> None:

@@ -16,8 +16,7 @@ from agent_runtime_core._core.clock import Clock, Duration
 from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core.errors import RunBusy, StorageBusy, WaitTimeout
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.delayed_runs import AGAIN, LATE
-from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
+from agent_runtime_core.queue.live_claims import AGAIN, DEFERRED_INTERVALS, LATE
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
@@ -470,7 +469,7 @@ async def test_an_overdue_run_waits_for_its_concurrency_slot() -> None:
 
 
 async def test_runs_that_others_resumed_or_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime_core.queue.delayed_runs.MOST", 2)
+    monkeypatch.setattr("agent_runtime_core.queue.live_claims.MOST", 2)
     clock = VirtualClock()
     queue = InMemoryQueue(clock=clock)
     for number in range(7):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core._engines.sqlite.wal import WAL_SIZE, WriteAheadLog
+from agent_runtime_core._engines.sqlite.writer import WAL_SIZE, WriteAheadLog
 
 
 def connect(path: Path) -> sqlite3.Connection:

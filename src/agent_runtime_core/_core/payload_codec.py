@@ -1,8 +1,11 @@
-"""The interface of payload codecs."""
+"""Payload codecs: their interface, and how encrypted texts are recognized without a codec."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import re
+from typing import Final, Protocol, runtime_checkable
+
+from ..errors import UnknownEncryptionKey
 
 
 @runtime_checkable
@@ -21,3 +24,21 @@ class PayloadCodec(Protocol):
 
     def decode(self, text: str, *, context: str) -> str:
         """Return the text again, or raise StorageCorrupt if it was not encoded with the same context."""
+
+
+MARK: Final = "arc1."  # begins encrypted text; no JSON text begins so
+KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def key_id_of(text: str) -> str | None:
+    """Return the id of the key that encrypted a text; None for a text that is not encrypted."""
+    if not text.startswith(MARK):
+        return None
+    key_id, dot, _ = text[len(MARK) :].partition(".")
+    return key_id if dot and KEY_ID.fullmatch(key_id) else None
+
+
+def encrypted_without_codec(place: str, value: object) -> UnknownEncryptionKey | None:
+    """Return the error for an encrypted text in a process without a codec; None for any other value."""
+    key_id = key_id_of(value) if isinstance(value, str) else None
+    return None if key_id is None else UnknownEncryptionKey(key_id, place, has_codec=False)

@@ -1,10 +1,11 @@
-"""One object for each event loop, and calls into an event loop from any thread."""
+"""One object for each event loop, calls into an event loop from any thread, and long work in slices."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -53,3 +54,18 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object
     except RuntimeError:
         return False
     return True
+
+
+LONGEST_SLICE: Final = 0.003  # seconds of work between two iterations of the event loop
+
+
+async def sliced(items: Iterable[T]) -> list[T]:
+    """Return the items of a lazy iterable, such as `map(decode, texts)`, and yield to the event loop every 3 ms."""
+    found: list[T] = []
+    until = time.perf_counter() + LONGEST_SLICE
+    for item in items:
+        found.append(item)
+        if time.perf_counter() > until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + LONGEST_SLICE
+    return found

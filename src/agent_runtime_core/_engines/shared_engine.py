@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Hashable
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, NoReturn, Self
 
 from .._core.clock import Clock
 from .._core.threads import in_thread
-from ..errors import StorageClosed
-from .base import Engine
+from .._core.validation import Shown, must
+from ..errors import NotSupported, StorageClosed, brief
+from .base import Engine, Guard, Op, OperationSet
 
 
 class Process:
@@ -105,3 +106,65 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def refused(location: str) -> NotSupported:
+    """Return the error of a write to a store that was opened read-only."""
+    fix = "Call AgentRunner.open without read_only to write"
+    return NotSupported(str(must(f"store {brief(location, 500)}", "be open for writing", Shown("read_only=True"), fix)))
+
+
+class RejectsCommits(Engine):
+    """The part of a read-only engine that rejects."""
+
+    read_only = True
+
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
+        raise refused(self.location)
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
+        raise refused(self.location)
+
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
+        raise refused(self.location)
+
+
+class ReadOnlyEngine(RejectsCommits):
+    """Reads through another engine, which others of this process may use to write.
+
+    Reads of the other engine may be its own commits, as on Redis: they do not pass through this object.
+    """
+
+    def __init__(self, engine: SharedEngine) -> None:
+        self._engine = engine
+        self.kind = engine.kind
+        self.clock = engine.clock
+        self.location = engine.location
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only this kind of engine has, such as `ask`."""
+        return getattr(self._engine, name)
+
+    def share(self) -> ReadOnlyEngine:
+        """Count one more user; see `SharedEngine.share`."""
+        self._engine.share()
+        return self
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await self._engine.read(fn, *args)
+
+    def add(self, operation_set: OperationSet) -> None:
+        self._engine.add(operation_set)
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._engine.listen(topic, wake)
+
+    def lease_now(self) -> float:
+        return self._engine.lease_now()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def close_now(self) -> None:
+        """Close from code that has no event loop."""
+        self._engine.close_now()

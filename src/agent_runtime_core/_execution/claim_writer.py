@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 
 from .._core.clock import Clock
 from .._core.codec.json import decode
-from .._core.current_step import step_position
 from .._core.former_names import renamed_attribute
+from .._core.log import step_position
 from .._core.redaction import Redaction
 from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
 from .._journal.record import (

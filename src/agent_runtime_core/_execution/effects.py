@@ -25,8 +25,7 @@ from .._journal.record import STARTED, Record, is_copied
 from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..queue.base import RunQueue
 from ..queue.records import RunRow
-from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore
-from ..state.rows import rows_of_other_runs
+from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore, rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .lineage_keys import LineageKeys

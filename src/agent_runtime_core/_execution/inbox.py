@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from .._core.chat_messages import messages_in
+from .._core.arguments import messages_in
 from .._core.codec.json import decode, encode
 from .._core.event_types import EventType
 from .._core.validation import must

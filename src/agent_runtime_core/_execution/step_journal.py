@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeGuard, TypeVar, cast
 
-from .._core.ids import unbroken
+from .._core.ids import RunTrace, unbroken
 from .._core.redaction import Redaction
-from .._core.traceparent import RunTrace
 from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record
 from ..errors import JournalMismatch, StorageBusy

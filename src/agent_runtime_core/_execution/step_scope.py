@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, cast
 
-from .._core import current_step
+from .._core import log
 from .._core.codec.json import digest
 from .._core.ids import step_id
 
@@ -66,7 +66,7 @@ def scope_id(name: str, key: str) -> str:
 SCOPE_SUFFIX: Final = re.compile("@([0-9a-f]{16})(?::|$)")
 
 #: The scope of the step that code is running in.
-CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", current_step.CURRENT_STEP)
+CURRENT_STEP: Final = cast("ContextVar[StepScope | None]", log.CURRENT_STEP)
 
 
 #: The scope in which the calls of an agent's `cancel` hook are counted. Set in the code of the hook.

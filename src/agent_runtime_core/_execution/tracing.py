@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .._core.traceparent import RunTrace, checked, parsed
+from .._core.ids import RunTrace, checked, parsed
 from .._journal.record import RESUMED, Record, is_copied
 from ..queue.records import RunRow
 from ..tracing.tracer import Tracer

@@ -10,7 +10,7 @@ from zlib import compress, crc32, decompress
 from zlib import error as PackError
 
 from .._core.codec.json_slices import LARGE
-from .._core.encrypted_text import MARK
+from .._core.payload_codec import MARK
 from .._engines.base import NotApplied, OperationSet, always
 from .._engines.sqlite.transaction import SQLiteTx
 from .._engines.sqlite.user_transaction import run

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.arguments import SYSTEM_ROLES
 from .._core.ids import step_id
-from .._engines.reading_codec import mark_in, words_of
+from .._engines.payloads import mark_in, words_of
 from .._execution.loop_messages import calls_of, loop_turns, tool_results
 from .._execution.result_codec import OmittedHistory
 from .._execution.step_scope import Identity

@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .._core.encrypted_text import KEY_ID
 from .._core.log import log
+from .._core.payload_codec import KEY_ID
 from .._core.validation import redacted
 from ..errors import (
     AgentRuntimeError,

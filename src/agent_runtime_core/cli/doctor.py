@@ -14,8 +14,7 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
-from .._core.installed_schemes import BUILT_IN, check_scheme, installed_schemes, package_of
-from .._core.lazy_import import load
+from .._core.lazy_import import BUILT_IN, check_scheme, installed_schemes, load, package_of
 from ..config import (
     FIELDS,
     PREFIX,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .._core.event_types import EventType
 from .._core.validation import did_you_mean
-from .._engines.reading_codec import in_words
+from .._engines.payloads import in_words
 from .._views.plain import without_secrets
 from ..events.event import Event, shown_type
 from .output import human_time, json_line, print_columns, print_json, warn

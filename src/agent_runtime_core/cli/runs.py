@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from typing import Any
 
-from .._engines.reading_codec import in_words
+from .._engines.payloads import in_words
 from .._views.plain import without_secrets
 from .._views.queue import workers_view
 from .._views.runs import summary

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from .._core.validation import redacted, redacted_url
 from .._engines.memory import MemoryEngine
-from .._engines.reading_codec import ReadingCodec
+from .._engines.payloads import ReadingCodec
 from ..config import get_config, use
 from ..errors import InvalidArgument, LimitExceeded, UnknownRun, brief
 from ..limits import RunLimits

@@ -12,14 +12,13 @@ from uuid import UUID
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import encode_as
 from .._core.context_vars import start_helper
-from .._core.encrypted_text import encrypted_without_codec
 from .._core.ids import next_id, plain, run_uuid
+from .._core.payload_codec import encrypted_without_codec
 from .._core.per_loop import PerLoop
 from .._core.validation import Shown, is_number, must, type_name
 from .._engines.base import Backend, Guard, Op
 from .._engines.payloads import PayloadFields, Payloads
-from .._journal.payload_fields import decode_record
-from .._journal.record import Record
+from .._journal.record import Record, decode_record
 from ..errors import StorageClosed
 from .event import (
     PAGE_BYTES,

@@ -14,7 +14,7 @@ from .._engines.backend import known_options, sqlite_store
 from .._engines.base import NotApplied, OperationSet, always, engine_commit, engine_listen
 from .._engines.os_errors import storage_errors
 from .._engines.sqlite.engine import SQLiteEngine
-from .._engines.sqlite.reader_files import ReaderFiles
+from .._engines.sqlite.live_directory import ReaderFiles
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .._journal.record import Record

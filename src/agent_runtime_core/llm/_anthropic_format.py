@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.arguments import SYSTEM_ROLES
 from .._core.codec.json import loads_strict
 from .._core.validation import Shown, must
 from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark

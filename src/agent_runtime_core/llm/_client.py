@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
-from .._core.chat_messages import messages_in
+from .._core.arguments import messages_in
 from .._core.clock import SYSTEM, Clock
 from .._core.log import log
 from .._core.validation import Shown, must

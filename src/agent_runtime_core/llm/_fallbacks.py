@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.arguments import SYSTEM_ROLES
 from .._core.log import log
 from ..errors import ProviderError
 from ._message_order import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.arguments import SYSTEM_ROLES
 from ._openai_format import is_empty
 
 Messages = Sequence[Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from .._core.current_step import step_position
+from .._core.log import step_position
 from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
 from ..limits import Budget, RunLimits, usd_of, usd_text

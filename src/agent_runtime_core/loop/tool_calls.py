@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from .._core.chat_messages import SYSTEM_ROLES
+from .._core.arguments import SYSTEM_ROLES
 from .._core.codec.json import MAX_PARSED, arguments_digest, decode, encode, loads_strict
 from .._core.context_vars import start_soon
-from .._core.current_step import step_position
 from .._core.event_types import EventType
+from .._core.log import step_position
 from .._core.validation import Shown, must
 from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered, with_note
 from .._execution.recorded_calls import UNRECORDED

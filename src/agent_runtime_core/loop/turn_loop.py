@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._core.chat_messages import messages_in
+from .._core.arguments import messages_in
 from .._core.codec.json import encode
 from .._core.context_vars import restore
 from .._core.validation import must

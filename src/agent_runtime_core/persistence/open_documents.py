@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import unquote
 
-from .._core.installed_schemes import load_scheme
-from .._core.lazy_import import load
+from .._core.lazy_import import load, load_scheme
 from .._core.validation import Shown, must
 from ..config import INSTALLED, get_config, place_of
 from .documents.base import DocumentStore

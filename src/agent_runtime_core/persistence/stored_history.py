@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from .._core.chat_messages import SYSTEM_ROLES
-from .._core.slices import sliced
+from .._core.arguments import SYSTEM_ROLES
+from .._core.per_loop import sliced
 from .chat_format import Pairing, chat_of
 from .message_tree import Tree
 from .models import ConversationMessage

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .._engines.base import Op as Op
     from .base import RunQueue as RunQueue
     from .memory import InMemoryQueue as InMemoryQueue
-    from .queued_run import QueuedRun as QueuedRun
     from .records import ClaimRequest as ClaimRequest
     from .records import MailboxMessage as MailboxMessage
     from .records import ProcessRow as ProcessRow
+    from .records import QueuedRun as QueuedRun
     from .records import RowChanged as RowChanged
     from .records import RunCounts as RunCounts
     from .records import RunFilter as RunFilter
@@ -33,7 +33,7 @@ BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", 
 
 _LAZY = (
     {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
-    | {"QueuedRun": ".queued_run:QueuedRun", "RunQueue": ".base:RunQueue"}
+    | {"QueuedRun": ".records:QueuedRun", "RunQueue": ".base:RunQueue"}
     | {
         name: f".records:{name}"
         for name in (

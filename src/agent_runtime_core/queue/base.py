@@ -26,16 +26,15 @@ from .._core.ids import HALF, ULID_RANDOM_LENGTH, is_uuid, new_ulid, next_id, pl
 from .._core.validation import Shown, must
 from .._engines.base import Backend, Guard, Op
 from ..errors import MOST_NAMED, AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
-from .delayed_runs import DelayedRuns
-from .live_claims import LiveClaims
-from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows
-from .queued_run import QueuedRun
+from .live_claims import DelayedRuns, LiveClaims
+from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
     ACTED,
     CANCELLED_BY_CALLER,
     LIVE,
     ClaimRequest,
     MailboxMessage,
+    QueuedRun,
     RowChanged,
     RunCounts,
     RunFilter,
@@ -45,7 +44,6 @@ from .records import (
     same_input,
     same_run,
 )
-from .redacted_mail import redacted_mail
 
 if TYPE_CHECKING:
     from .blocking_claims import BlockingClaims

@@ -1,21 +1,15 @@
-"""The claims that this process executes on one store, and whether its machine was suspended a moment ago.
-
-A lease runs out while its machine is suspended, although the code under its claim goes on afterwards. Two rules keep
-such a claim:
-
-* A claim call extends the leases of all live claims of its own queue object first, so it takes none of them over.
-* A process that sees that the machine was suspended takes over no lease that was valid before, for one more heartbeat
-  interval, in which other processes, and other queue objects of this process, extend their claims.
-"""
+"""What this process knows of one store: the claims that it executes, and when the runs that it delayed are due."""
 
 from __future__ import annotations
 
+import heapq
 import threading
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
-from .._core.clock import Clock
-from .records import RunUpdate
+from .._core.clock import Clock, Duration
+from .records import RunRow, RunUpdate
 
 INTERVAL = 30.0  # heartbeat interval of processes on this store, if this process has no runner
 DEFERRED_INTERVALS = 1.25  # a heartbeat that waited for a whole interval needs some time for its commit
@@ -105,3 +99,119 @@ class LiveClaims:
                 it has ended.
         """
         return [claim for holder in self._all() for claim in holder.abandoned(run_id)]
+
+
+MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone
+LATE = 0.05  # seconds by which the wall clock must be behind: until then a claim of a due run may be under way
+AGAIN = 1.0  # seconds until a run is tried again that could not be claimed
+
+
+class DelayedRun(NamedTuple):
+    """A run that is due later."""
+
+    monotonic: float  # when it is due by the monotonic clock
+    run_id: str
+    wall: float  # when it is due by the wall clock of this process
+    cause: str  # the `cause_of` its row while it is delayed
+
+
+def cause_of(row: RunRow) -> str:
+    """Return what has delayed or parked a run: the id of its last claim, or its creation."""
+    return row.claim_id or repr(row.created_at)
+
+
+class DelayedRuns:
+    """The runs that the queue object of a process has delayed or parked.
+
+    Args:
+        clock: The clock of the queue.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs: dict[str, DelayedRun] = {}
+        self._heap: list[DelayedRun] = []  # also of runs that were delayed again since
+        self._waits: dict[str, dict[float, float]] = {}
+
+    def remember(self, run_id: str, cause: str, wall: float, monotonic: float | None = None) -> None:
+        """Remember when a run is due. Call it before the commit that delays or parks the run.
+
+        After the commit, the wall clock may have been set back, or the caller cancelled.
+
+        Args:
+            run_id: The run.
+            cause: The claim that delays or parks it.
+            wall: When it is due by the wall clock of this process.
+            monotonic: When it is due by the monotonic clock. None for the same time from now.
+        """
+        clock = self._clock
+        if monotonic is None:
+            monotonic = clock.monotonic() + max(wall - clock.wall(), 0.0)
+        with self._lock:
+            self._push(DelayedRun(monotonic, run_id, wall, cause))
+
+    def remember_new(self, row: RunRow) -> None:
+        """Remember when a new run is due. Call it before the commit that stores the run.
+
+        If the run is stored already, it keeps the delay that this process knows.
+        """
+        if row.due_at and row.run_id not in self._runs:
+            self.remember(row.run_id, cause_of(row), row.due_at)
+
+    def _push(self, delayed: DelayedRun) -> None:
+        self._runs.pop(delayed.run_id, None)
+        self._runs[delayed.run_id] = delayed
+        heapq.heappush(self._heap, delayed)
+        if len(self._runs) > MOST:
+            del self._runs[next(iter(self._runs))]
+        if len(self._heap) > 2 * MOST:
+            self._heap = list(self._runs.values())
+            heapq.heapify(self._heap)
+
+    def remember_waits(self, run_id: str, claim_id: str, limits: Sequence[Duration]) -> None:
+        """Remember the time limits of the waits of a run. Call it before the commit that parks the run."""
+        if not limits:
+            return
+        first = min(limits, key=lambda limit: limit.monotonic_end)
+        self.remember(run_id, claim_id, first.until, first.monotonic_end)
+        with self._lock:
+            self._waits[run_id] = {limit.until: limit.monotonic_end for limit in limits}
+            if len(self._waits) > MOST:
+                del self._waits[next(iter(self._waits))]
+
+    def wait_ends(self, run_id: str) -> dict[float, float]:
+        """Return where time limits of the run's waits end by the monotonic clock, by their ends in wall seconds."""
+        with self._lock:
+            return self._waits.pop(run_id, {})
+
+    def forget(self, run_id: str, cause: str | None = None) -> None:
+        """Forget a run that was claimed. With a cause, only its delay of that cause."""
+        if self._runs:
+            with self._lock:
+                delayed = self._runs.get(run_id)
+                if delayed is not None and cause in (None, delayed.cause):
+                    del self._runs[run_id]
+
+    def seconds_left(self) -> float:
+        """Return the seconds until `overdue` may return a run; infinity if no run is delayed."""
+        with self._lock:
+            while self._heap and self._runs.get(self._heap[0].run_id) is not self._heap[0]:
+                heapq.heappop(self._heap)
+            return self._heap[0].monotonic + LATE - self._clock.monotonic() if self._heap else float("inf")
+
+    def overdue(self) -> DelayedRun | None:
+        """Return a run that is due by the monotonic clock, while the wall clock is behind; None without.
+
+        Until it is forgotten it is returned again after a moment, because its claim may fail.
+        """
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        with self._lock:
+            while self._heap and self._heap[0].monotonic + LATE <= now:
+                first = heapq.heappop(self._heap)
+                if self._runs.get(first.run_id) is first:
+                    del self._runs[first.run_id]
+                    if first.wall > wall + LATE:
+                        self._push(first._replace(monotonic=now + AGAIN))
+                        return first
+        return None

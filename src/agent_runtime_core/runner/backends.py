@@ -12,7 +12,7 @@ from .._core.lazy_import import load
 from .._core.validation import must
 from .._engines.base import Backend, Engine
 from .._engines.memory import MemoryEngine
-from .._engines.read_only import ReadOnlyEngine, refused
+from .._engines.shared_engine import ReadOnlyEngine, refused
 from ..config import INSTALLED, SETTINGS, RuntimeConfig, place_of
 from ..events import get_event_bus
 from ..events.base import EventBus

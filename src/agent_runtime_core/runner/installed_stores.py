@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from .._core.installed_schemes import load_scheme, reason
+from .._core.lazy_import import load_scheme, reason
 from .._core.validation import Shown, must, redacted_url, type_name
 from .._engines.base import Backend
-from .._engines.read_only import refused
+from .._engines.shared_engine import refused
 from ..errors import AgentRuntimeError, StorageError, brief
 from ..events.base import EventBus
 from ..queue.base import RunQueue

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .._core.chat_messages import SYSTEM_ROLES, are_mappings
+from .._core.arguments import SYSTEM_ROLES, are_mappings
 from .._execution.loop_messages import LoopTurn
 from ..llm._openai_format import text_of_answer
 from ..persistence.chat_format import paired, same_chat

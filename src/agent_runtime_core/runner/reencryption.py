@@ -16,12 +16,11 @@ from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from .._core.arguments import checked_int
-from .._core.encrypted_text import key_id_of
+from .._core.payload_codec import key_id_of
 from .._core.validation import must
 from .._engines.base import Backend, Op
 from .._engines.payloads import Payloads
-from .._journal.payload_fields import TOGETHER, decode_record, encode_record
-from .._journal.record import Record
+from .._journal.record import TOGETHER, Record, decode_record, encode_record
 from ..errors import StorageCorrupt, UnknownEncryptionKey
 from ..events.event import EventRows, StoredEvent, sequence_after
 from ..persistence.documents.base import Collection, Document, DocumentStore

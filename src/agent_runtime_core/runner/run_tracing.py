@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from .._core.codec.json import decode_known
-from .._core.ids import known_uuid
-from .._core.traceparent import RunTrace
+from .._core.ids import RunTrace, known_uuid
 from .._execution.result_codec import error_payload
 from .._execution.run_control import RunControl
 from .._execution.tracing import trace_of

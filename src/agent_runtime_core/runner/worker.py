@@ -18,7 +18,7 @@ from .._core.validation import Shown, is_number, must
 from .._engines.payloads import UNREADABLE
 from .._execution.run_control import Stop
 from ..errors import AgentRuntimeError, StorageClosed
-from ..queue.delayed_runs import cause_of
+from ..queue.live_claims import cause_of
 from ..queue.records import ClaimRequest, RunRow
 from .concurrency import ConcurrencySlots
 from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects

@@ -8,8 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from .._core.codec.json import decode_dict
-from .._core.ids import known_uuid
-from .._core.traceparent import parsed
+from .._core.ids import known_uuid, parsed
 from .._core.validation import Shown, must, unknown
 from .._execution.context import conversation_id
 from .._views.problems import invalid

@@ -13,21 +13,132 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
+from .._engines.payloads import UNREADABLE, PayloadFields, Payloads, Undecoded, why_unreadable
 from .._engines.payloads import same_digest as same_digest
-from .._engines.payloads import why_unreadable
-from .._journal.payload_fields import decode_record, decode_records
-from .._journal.record import Record, outcome_of
+from .._journal.record import Record, decode_record, decode_records, encode_record, outcome_of
 from ..errors import StorageCorrupt, StorageError, UnserialisableResult, brief_kind
-from .payload_fields import FIELDS, decode_effect, decode_state
-from .rows import APPROVED as APPROVED
-from .rows import BEGUN as BEGUN
-from .rows import CALLED as CALLED
-from .rows import CHILD as CHILD
-from .rows import HAPPENED as HAPPENED
-from .rows import MEMBER as MEMBER
-from .rows import TAKEN as TAKEN
-from .rows import EffectRow as EffectRow
-from .rows import StateRow as StateRow
+
+
+def decode_state(payloads: Payloads | None, run_id: str, row: StateRow) -> StateRow:
+    """Return the state of a run as its readers get it."""
+    if payloads is None:
+        return row
+    return row._replace(checkpoint=payloads.decode_optional("checkpoint of run", run_id, row.checkpoint))
+
+
+def _encode_effect(payloads: Payloads, args: Any) -> tuple[EffectRow, tuple[str, ...]]:
+    """Return the row as its store gets it, and the digests that its store compares. Ids of runs stay readable."""
+    [row] = args
+    if row.status in (MEMBER, CHILD):
+        return row, ()
+    digest, *others = payloads.digests(row.digest)
+    result = payloads.encode_optional("effect of run", row.run_id, row.result)
+    return row._replace(digest=digest, result=result), tuple(others)
+
+
+def decode_effect(payloads: Payloads | None, row: EffectRow, digest: str, digests: Sequence[str]) -> EffectRow:
+    """Return the row of an effect as its readers get it.
+
+    Args:
+        payloads: The codec of the process, if it has one.
+        row: The row as its store has it.
+        digest: The digest of the effect that was looked up. The row gets it, unless its own cannot be compared.
+        digests: The forms of that digest.
+    """
+    if row.digest in digests:
+        row = row._replace(digest=digest)
+    if row.status in (MEMBER, CHILD) or row.result is None:
+        return row
+    error: StorageError | None = None
+    if payloads is None:
+        error = why_unreadable(f"effect of run {row.run_id}", row.result)
+    else:
+        try:
+            return row._replace(result=payloads.decode("effect of run", row.run_id, row.result))
+        except UNREADABLE as reason:
+            error = reason
+    # The effect must be found nevertheless. Only who uses its result needs its key.
+    return row if error is None else row._replace(result=Undecoded(row.result, error))
+
+
+def _encode_transaction(payloads: Payloads, args: Any) -> tuple[Any, ...]:
+    run_id, fn, arguments, draft, make_record = args
+    return run_id, fn, arguments, draft, lambda result: encode_record(payloads, run_id, make_record(result))
+
+
+FIELDS = PayloadFields(
+    {
+        "journal.append": lambda payloads, args: (args[0], encode_record(payloads, *args)),
+        "journal.transact": _encode_transaction,
+        "state.checkpoint": lambda payloads, args: (
+            args[0], payloads.encode("checkpoint of run", args[0], args[1]), *args[2:],
+        ),
+        "effect.begin": _encode_effect,
+        "effect.put": _encode_effect,
+        "effect.drop": _encode_effect,
+    },
+    {
+        "journal.transact": lambda payloads, args, result: payloads.decode_optional("result of run", args[0], result),
+    },
+)  # fmt: skip
+
+
+class StateRow(NamedTuple):
+    """The mutable part of a run's state.
+
+    `mark` is the position in the run at which the checkpoint was saved, `t` the wall time of the last write.
+    """
+
+    status: str | None = None
+    checkpoint: str | None = None
+    mark: str | None = None
+    t: float = 0.0
+
+
+#: Values of `EffectRow.status`.
+BEGUN: Final = "begun"  # a step has started, and its outcome is not recorded
+HAPPENED: Final = "done"  # a step has completed: `result` is its result
+APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
+TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
+MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
+CHILD: Final = "child"  # no effect: the lineage of a child, of which this lineage is a member
+CALLED: Final = "called"  # a child of this lineage has started the effect, in the lineage that `result` names
+
+
+class EffectRow(NamedTuple):
+    """A step or an approval of one run, which forks of the run must not repeat without notice.
+
+    Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
+    is kept while the lineage of its caller is, which is a member of it and has a row with the digest "child". The
+    lineage of the caller also has a row for each effect of a child, with the status "called".
+    """
+
+    origin: str
+    key: str  # name and key of the step or wait, after the name of the call if "called"; "" of members and children
+    digest: str  # of its arguments, or of the details of an approval; "" for none
+    run_id: str  # the run that did it
+    status: str
+    result: str | None = None
+    t: float = 0.0
+    n: int = 0  # the `n` of the run's row: after its deletion, another run may get its id
+
+
+def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
+    """Return the rows of an effect that are of the same run as `row`.
+
+    Args:
+        there: The stored rows, also rows whose digests cannot be compared: these may be of other arguments.
+        row: The row that the run writes.
+        others: Further digests of the effect.
+    """
+    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    return [each for each in mine if each.digest == row.digest or each.digest in others]
+
+
+def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
+    """Return the rows of an effect that other runs have."""
+    return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]
+
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
 

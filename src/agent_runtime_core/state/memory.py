@@ -10,8 +10,17 @@ from .._engines.backend import known_options, memory_store
 from .._engines.base import NotApplied, Op, OperationSet, engine_close, engine_commit, engine_read
 from .._engines.memory import MemoryEngine, MemoryTx
 from .._journal import memory as journal
-from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, same_digest
-from .rows import rows_of_other_runs, rows_of_run
+from .base import (
+    CHILD,
+    MEMBER,
+    EffectExists,
+    EffectRow,
+    StateRow,
+    StateStore,
+    rows_of_other_runs,
+    rows_of_run,
+    same_digest,
+)
 
 _CLEAR = "state.clear"
 

@@ -14,8 +14,7 @@ from .._engines.payloads import unknown_digests
 from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
-from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged
-from .rows import rows_of_other_runs, rows_of_run
+from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged, rows_of_other_runs, rows_of_run
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"

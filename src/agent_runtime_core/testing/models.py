@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from .._core.chat_messages import messages_in
+from .._core.arguments import messages_in
 from .._core.validation import must
 from ..errors import brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk

@@ -16,9 +16,8 @@ from typing import Any, Final, Literal, cast
 from .._core.codec.tagged import Turn
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import Policy, build, codec_of, is_union
-from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit, referred
+from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, hoisted, misfit, referred
 from .._core.pydantic_types import adapter_of, from_json, is_pydantic_dataclass, needs_pydantic, reason_of
-from .._core.schema_references import hoisted
 from .._core.validation import Path, Shown, must, not_encodable
 from ..errors import InvalidArgument, UnserialisableResult, brief
 from .annotation_metadata import keywords_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
-from .._core.schema_references import hoisted
+from .._core.json_schema import hoisted
 from .._core.validation import Shown, must
 from ..errors import InvalidArgument, brief
 from .annotation_metadata import FieldDefault, field_default, keywords_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+from .._core.ids import TraceParent, parsed
 from .._core.lazy_import import load
-from .._core.traceparent import TraceParent, parsed
 from .._core.validation import Shown, must
 from ..interfaces import TraceSink
 from .span_sender import SpanSender

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .._core.ids import TraceParent
 from .._core.lazy_import import load
-from .._core.traceparent import TraceParent
 
 _SCOPE: Final = "agent_runtime_core"
 NANOSECONDS: Final = 1_000_000_000

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from .._core.event_types import EventType
-from .._core.traceparent import RunTrace, TraceParent, span_id
+from .._core.ids import RunTrace, TraceParent, span_id
 from ..interfaces import ErrorInfo
 
 MAX_OPEN: Final = 10_000  # executions of this process that may be open at the same time

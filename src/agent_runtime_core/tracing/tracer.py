@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
+from .._core.ids import checked
 from .._core.log import log
 from .._core.per_loop import call_in_loop
 from .._core.redaction import Redaction
-from .._core.traceparent import checked
 from ..interfaces import TraceSink
 from .redacted_traces import redacted_trace
 

@@ -25,11 +25,10 @@ from ..base import EngineStore, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
 from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
-from .notifier import PubSubNotifier
+from .notifier import PubSubNotifier, Subscription
 from .pipeline import CommitPipeline, ScriptCall
 from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily, parsed_config, parsed_info
 from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
-from .subscription import Subscription
 from .url import RedisAddress, redis_place
 
 COMMIT_TIMEOUT = 3.0  # seconds that a commit may take in all; well under a third of the shortest sensible lease

@@ -27,16 +27,14 @@ from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, PendingCommits, wait_in_thread
 from ..os_errors import storage_error, storage_errors
 from ..shared_engine import SharedEngine
-from .database import DatabaseFile, FileId, check_unused, checked, file_id, look
+from .database import DatabaseFile, FileId, check_one_name, check_unused, checked, file_id, look
 from .group_commit import COMMIT_TIMEOUT, GroupCommitter
 from .live_directory import make_directory
 from .liveness import CommitLock, ProcessLiveness
 from .notifier import FifoNotifier
-from .one_name import check_one_name
 from .readers import Readers, answer, view
 from .transaction import DRIVER_ERRORS, RowCache, translate
-from .wal import WriteAheadLog
-from .writer import Writer
+from .writer import WriteAheadLog, Writer
 
 LARGE = 64 << 20  # bytes of a file; to compact a larger one may take so long that live runs lose their leases
 

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._core.ids import new_ulid
-from ..._core.slices import sliced
+from ..._core.per_loop import sliced
 from ..._core.validation import must
 from ..._engines.base import Op
 from ..base.conversations import ConversationStore, no_conversation

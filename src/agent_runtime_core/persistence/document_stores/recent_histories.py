@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Final, NamedTuple
 
-from ..._core.slices import sliced
+from ..._core.per_loop import sliced
 from ..documents.base import Collection, Document
 from ..model_codec import model_of
 from ..models import ConversationMessage

@@ -11,8 +11,7 @@ from uuid import UUID
 from ..._core.codec.json import encode
 from ..._core.ids import new_ulid
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
-from ...queue.queued_run import QueuedRun
-from ...queue.records import RowChanged, RunFilter
+from ...queue.records import QueuedRun, RowChanged, RunFilter
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, names, opened, settle
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from ...queue.base import RunQueue
-from ...queue.queued_run import QueuedRun
-from ...queue.records import RunRow
+from ...queue.records import QueuedRun, RunRow
 from ..clock import VirtualClock
 from .checks import PATIENCE, same
 
