@@ -9,7 +9,7 @@
 -- due:<digits>           those of `due` with a priority above 0 of that many binary digits; `dues` has these numbers
 -- lease:<agent>          running runs by the end of their lease
 -- lane:<key>             the active run of a group: of a concurrency key (its stored name is lane) and a tenant
--- behind:<key>           the runs that wait for the active one, in the order of claims
+-- behind:<key>           the runs that wait for the active run, in the order of claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
 --
 -- These list runs by the time at which they were created; a member begins with the order of arrival and the run id:

@@ -21,7 +21,7 @@ const KEYS = [
   ["?", "Show the keys"],
 ];
 
-/** Handle the keys. `j`, `k` and Enter move among the elements with the attribute data-row. */
+/** Handle the keys. `j`, `k` and Enter move between the elements with the attribute data-row. */
 function useKeys(showHelp) {
   useEffect(() => {
     let before = "";
@@ -48,7 +48,7 @@ function useKeys(showHelp) {
 
 function moveRow(step) {
   const rows = [...document.querySelectorAll("[data-row]")];
-  // Beside the details of a row, the keys start at that row.
+  // Next to the details of a row, the keys start at that row.
   const at = document.activeElement.closest(".detail") ? rows.find((row) => row.matches("[aria-current=true], [aria-pressed=true]")) : document.activeElement;
   const now = rows.findIndex((row) => row.contains(at));
   const visible = rows.findIndex((row) => row.getBoundingClientRect().top >= 0);

@@ -105,7 +105,7 @@ export function Json({ value, label, lines = 12 }) {
   </div>`;
 }
 
-/** A dialog, open as long as it is rendered. Escape and a click beside it close it. */
+/** A dialog, open as long as it is rendered. Escape and a click outside of it close it. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
   useLayoutEffect(() => {
@@ -237,7 +237,7 @@ export function Notice({ text, onClose }) {
   return html`<div class="notice" role="status">${text}</div>`;
 }
 
-// -- A list with the details of the chosen row beside it; on a narrow page they are below.
+// -- A list, and the details of the chosen row next to it; on a narrow page they are below.
 const NARROW = matchMedia("(max-width: 860px)");
 
 /** Whether the page is narrow. Rows are then higher, because their parts are below each other. */

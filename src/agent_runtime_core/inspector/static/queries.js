@@ -71,7 +71,7 @@ export function useQuery(path, params, { every = 0 } = {}) {
  * Read a list in pages. Returns { items, error, loading, complete, more, reload }; `more()` reads the next page.
  *
  * `cursor` is the parameter that takes `next`: "cursor" for lists, "after" for parts of a run. With `every`, the last page
- * is read again after so many milliseconds: what is stored meanwhile is there.
+ * is read again after so many milliseconds: what is stored in between is read too.
  */
 export function usePages(path, params, { cursor = "cursor", every = 0 } = {}) {
   const key = `${path} ${JSON.stringify(params)}`;
@@ -178,7 +178,7 @@ export function followEvents(about, runId, after, { onEvents, onState }) {
       };
       events.onerror = () => {
         onState("reconnecting", null);
-        // A status other than 200: the run has finished meanwhile, or the server is not ready. Reading pages tells.
+        // A status other than 200: the run has finished in between, or the server is not ready. Reading pages shows which.
         if (events.readyState === EventSource.CLOSED) setTimeout(close, 1000);
       };
     });

@@ -13,7 +13,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // a "%" that somebody typed
+    return text; // a "%" that a person typed
   }
 }
 

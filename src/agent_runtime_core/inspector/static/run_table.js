@@ -49,7 +49,7 @@ export function AgeCell({ time }) {
 }
 
 function Row({ run, cells, selectable, selected, toggle }) {
-  // As `memo` of preact/compat. A cached vnode (useMemo) would keep the rows beside it in memory after they are gone.
+  // As `memo` of preact/compat. A cached vnode (useMemo) would keep the rows next to it in memory after they are removed.
   this.shouldComponentUpdate = (next) => ["run", "selected", "minute"].some((name) => next[name] !== this.props[name]);
   return html`<div role="row" class=${selected ? "table-row selected" : "table-row"}>
     ${selectable && html`<span role="cell" class="cell-check"><input type="checkbox" checked=${selected}
@@ -99,7 +99,7 @@ const EVERY = 4000;
 /** Most rows that a list loads, so that its memory is bounded. Older runs are found with a filter. */
 const MOST_ROWS = 10000;
 
-// The list that was left last: somebody who comes back from a run finds it as it was.
+// The list that was left last: a person who comes back from a run finds it unchanged.
 let kept = null;
 
 /**
@@ -132,10 +132,10 @@ class LiveList {
   start(redraw) {
     this.redraw = redraw;
     this.again = () => {
-      // Nothing moves under somebody who reads further down.
+      // Nothing moves while a person reads further down.
       if (!document.hidden && (this.loading || scrollY < 160)) this.read();
     };
-    // Noted while somebody scrolls: when this list is told to stop, its rows are gone, and so is the position.
+    // Noted while a person scrolls: when this list stops, its rows are removed, and so is the position.
     const scrolled = () => {
       if (document.querySelector(".windowed")) this.scroll = scrollY;
     };

@@ -191,7 +191,7 @@ function placeOf(scale, [a, b]) {
   return (time) => ((positionOf(scale, time) - a) / (b - a)) * 100;
 }
 
-/** The times above the rows, or (with `edge`, null if there is none) the lines behind them. */
+/** The times above the rows, or (with `edge`, null if there is none) the lines below them. */
 function Axis({ marks, view: [a, b], edge }) {
   const percent = (position) => ((position - a) / (b - a)) * 100;
   const line = (x, name) => html`<line key=${name + x} class=${name} x1=${`${x}%`} x2=${`${x}%`} y1="0" y2="100%" />`;
@@ -262,7 +262,7 @@ function useScale(rows, run, live) {
       last: rows.reduce((end, row) => Math.max(end, row.to ?? row.from ?? 0), 0),
     };
   }, [rows, run.started_at]);
-  // The clock of the browser may be behind that of the worker.
+  // The clock of the browser may be slower than the clock of the worker.
   const end = live ? Math.max(Math.min(clock, millis(run.updated_at) + STALE), last) : Math.max(millis(run.ended_at) ?? 0, last);
   const first = Number.isFinite(from) ? from : end;
   // The scale stays as it is until the edge has come to its end: then it gets an eighth longer.

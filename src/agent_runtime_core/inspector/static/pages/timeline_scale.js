@@ -68,7 +68,7 @@ function segmentAt({ segments }, value, edge) {
   return segments.find((each) => value <= each[edge]) || segments[segments.length - 1];
 }
 
-/** The position of a time, from 0 to 1; outside of the scale it goes on at the same rate. */
+/** The position of a time, from 0 to 1; outside of the scale it continues at the same rate. */
 export function positionOf(scale, time) {
   const { from, to, start, end } = segmentAt(scale, time, "to");
   if (time > to || time < from || to === from) return start + (time - from) * scale.unit;
