@@ -10,27 +10,26 @@ from uuid import UUID
 from weakref import ref
 
 from .._core.clock import Clock
-from .._core.codec.json import MAX_RESULT, decode, decode_dict, digest, encode_as
+from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import conversation_id as conversation_id
 from .._core.ids import known_uuid, trace_id
-from .._core.typed_steps import typed_step
+from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import Shown, must, type_name
 from ..errors import NotSupported
 from ..events.base import checked_event_name
 from ..events.event import AGENT_MARK, warn_of_runner_type
-from ..interfaces import AgentRuntime, RunResult
+from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..queue.records import RunRow
-from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from .charging import charge, charge_of
 from .context_steps import ContextSteps
 from .inbox import Inbox
 from .run_control import RunControl, Services, TextOutlet
-from .step_function import step_function
+from .step_function import cached_step_function, step_function
 from .step_journal import RunJournal
-from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
+from .step_policy import DEFAULT_OPTIONS, StepOptions
 from .step_scope import StepScope
 from .sync_context import blocking_form
 from .tracing import make_steps_current
@@ -310,66 +309,17 @@ class Context:
         return await self._steps.patched(name)
 
     @typed_step
+    @takes_options_of(RunContext.step)
     async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        key: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 1.0,
-        timeout: float | None = None,
-        retry_on: RetryOn = Exception,
-        backoff: Delay | None = None,
-        on_in_doubt: InDoubt = "retry",
-        returns: Any = None,
-        on_changed_input: str = "use",
-        description: str | None = None,
-        max_result_bytes: int = MAX_RESULT,
-    ) -> Any:
-        """Return the saved result of `fn(*args)`, or call it and save its result.
-
-        A step is identified by its name and how often the run used that name before, or by `key`.
-
-        Args:
-            name: Name of the step.
-            fn: A function, or a coroutine function. A plain function runs in a thread.
-            *args: Its arguments.
-            key: Identifies the step instead of the number of its use. Steps of one name that run at the same time
-                need keys.
-            retries: How often a failed call is repeated.
-            retry_delay: Seconds before each repetition.
-            timeout: Seconds that one call may take, None for no limit.
-            retry_on: Error types that are retried, or a function that decides for an error.
-            backoff: Computes these seconds instead: `Backoff(...)`, or a function of (attempt, random).
-            on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail",
-                "review" (ask a person), or a check function that returns `AlreadyDone(result)` or None.
-            returns: Type of the result, instead of the function's annotation.
-            on_changed_input: "use" returns a saved result also if it was saved for other arguments, and publishes that
-                in a STEP_SKIPPED event. "raise" raises JournalMismatch.
-            description: Text for the step's events.
-            max_result_bytes: Limit for the encoded result.
-
-        Returns:
-            The result, as it is decoded from the journal.
-
-        Raises:
-            JournalMismatch: if the journal has another step in this position. Also if it has other arguments for this
-                step, with `on_changed_input="raise"` or if several steps of one name ran at once without keys.
-            StepExecutionError: after the last failed call.
-            StepInDoubt: if the outcome is unknown and `on_in_doubt="fail"`.
-            UnserialisableResult: if the result cannot be stored.
-        """
+        self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any
+    ) -> Any:  # fmt: skip
         if self.control.refuses:
             await self.control.refuse(name)
-        policy = DEFAULT_POLICY
-        fields = (retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
-        if fields != DEFAULT_FIELDS:
-            policy = Policy(*fields)
-        if on_changed_input not in ("use", "raise"):
-            raise must("on_changed_input", "be 'use' or 'raise'", on_changed_input)
-        function = step_function(fn, returns, max_result_bytes)
-        return await self._steps.step(self, name, key, fn, args, function, policy, on_changed_input, description)
+        if not options:
+            return await self._steps.step(self, name, key, fn, args, cached_step_function(fn), DEFAULT_OPTIONS)
+        given = StepOptions.of("step", options)
+        function = step_function(fn, given.returns, given.max_result_bytes)
+        return await self._steps.step(self, name, key, fn, args, function, given)
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run `fn(conn, *args)` inside the commit that saves its result: exactly once.

@@ -35,7 +35,7 @@ from .run_writer import OUTCOME_UNKNOWN
 from .step_failure import Failure, describe_call, error_of_call, failure_info
 from .step_function import StepFunction, call, step_function
 from .step_journal import RunJournal
-from .step_policy import CONTROL_FLOW, NEVER_RETRIED, Policy
+from .step_policy import CONTROL_FLOW, NEVER_RETRIED, StepOptions
 from .step_runner import StepCall, result_not_serializable, run_step
 from .step_scope import CURRENT_STEP, StepScope
 
@@ -89,20 +89,20 @@ class ContextSteps:
 
     async def step(
         self, ctx: Any, name: str, given_key: str | None, fn: Callable[..., Any], args: tuple[Any, ...],
-        function: StepFunction, policy: Policy, on_changed_input: str, description: str | None,
+        function: StepFunction, options: StepOptions,
     ) -> Any:  # fmt: skip
         """Return the recorded result of a step, or run it; functions with a context parameter get `ctx`."""
         digest = arguments_digest(*args)
         name = unbroken("step name", name)
-        guarded = policy.on_in_doubt != "retry"
+        guarded = options.on_in_doubt != "retry"
         key = self._key(name, given_key, digest)
         try:
             record = self._next_step(name, key, digest, guarded=guarded)
         except JournalMismatch:
             if guarded:
-                await self._refuse_again(name, key, digest, policy)
+                await self._refuse_again(name, key, digest, options)
             raise
-        work = (ctx, name, key, fn, args, function, policy, digest, description)
+        work = (ctx, name, key, fn, args, function, options, digest)
         # A guarded step that was cut off may still be running: it has the same key.
         if record is None and (given_key is not None or guarded or self.scope is not None):
             async with self._journal.keys.exclusive(name, key):
@@ -119,23 +119,23 @@ class ContextSteps:
         if record.digest != digest:
             if guarded:
                 self._check_arguments(record.name, key, digest)
-            await self._arguments_changed(record, on_changed_input)
+            await self._arguments_changed(record, options.on_changed_input)
         return None if record.result is None else function.decode(record.result)
 
     async def _run_step(
         self, ctx: Any, name: str, key: str, fn: Callable[..., Any], args: tuple[Any, ...], function: StepFunction,
-        policy: Policy, digest: str | None, description: str | None,
+        options: StepOptions, digest: str | None,
     ) -> Any:  # fmt: skip
         """Run a step that has no record yet and return its result."""
-        journal, keys, guarded, opened = self._journal, self._journal.keys, policy.on_in_doubt != "retry", None
+        journal, keys, guarded, opened = self._journal, self._journal.keys, options.on_in_doubt != "retry", None
         # A flag instead of a call, for the usual run.
         place = partial(journal.position, name, key) if journal.view.opened else journal.records.next_position
         if (guarded and key[:2] == "s:") or (keys.open_calls and keys.has_open_call(name, key, digest)):
             opened = keys.open_call(name, key, digest, place)
         work = StepCall(
-            journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
+            journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), options,
             encode=function.encode, decode=function.decode, position=place() if opened is None else opened.position,
-            description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
+            digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
         if opened is not None and opened.errors and not _identify(args, ctx):
             work.errors_before = opened.errors[len(journal.view.errors_before.get((work.name, key), ())) :]
@@ -198,12 +198,12 @@ class ContextSteps:
             number = len(self._journal.keys.errors_of(name, key, digest))
         return errors[number] if number < len(errors) else None
 
-    async def _refuse_again(self, name: str, key: str, digest: str | None, policy: Policy) -> None:
+    async def _refuse_again(self, name: str, key: str, digest: str | None, options: StepOptions) -> None:
         """Raise EffectAlreadyDone for a call that was refused before, which gave it no place in the journal."""
         journal = self._journal
         try:
             await refuse_again(
-                journal, StepCall(journal.view.journal_name(name, key), key, _never, policy, digest=digest)
+                journal, StepCall(journal.view.journal_name(name, key), key, _never, options, digest=digest)
             )
         except EffectAlreadyDone as error:
             self._keep_key(name, key, digest, describe_call(name, error, journal.redaction))

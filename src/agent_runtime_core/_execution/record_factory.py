@@ -23,7 +23,7 @@ class CompletedStep(Protocol):
     start_record: Record | None  # the record of its start, which may still be buffered
 
     @property
-    def policy(self) -> Any: ...
+    def options(self) -> Any: ...
 
 
 class RecordFactory:
@@ -90,7 +90,7 @@ class RecordFactory:
             Record,
             (
                 self._next_seq(), DONE, step.name, step.key, attempt, self._claim_id, self.wall(), result, None,
-                state, step.position, total, step.policy.retries + 1, ms, info, next, step.digest, -1, events,
+                state, step.position, total, step.options.retries + 1, ms, info, next, step.digest, -1, events,
             ),
         )  # fmt: skip
         return record

@@ -12,18 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
-from .._core.codec.json import MAX_RESULT
 from .._core.event_types import EventType
 from .._core.threads import AGENT_CONTEXT, AgentContext, in_thread, name_of
-from .._core.typed_steps import typed_blocking_step
+from .._core.typed_steps import takes_options_of, typed_blocking_step
 from .._core.validation import Shown, must
 from ..errors import PortalMisuse
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..portal import run_and_wait
-from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from .agent_thread import AgentThread
-from .step_policy import InDoubt, RetryOn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,40 +216,9 @@ class SyncRunContext:
         return self.call_on_loop(self._ctx.get_state)
 
     @typed_blocking_step
-    def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        key: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 1.0,
-        timeout: float | None = None,
-        retry_on: RetryOn = Exception,
-        backoff: Delay | None = None,
-        on_in_doubt: InDoubt = "retry",
-        returns: Any = None,
-        on_changed_input: str = "use",
-        description: str | None = None,
-        max_result_bytes: int = MAX_RESULT,
-    ) -> Any:
-        return self.call_on_loop(
-            cast("Any", self._ctx.step),
-            name,
-            fn,
-            *args,
-            key=key,
-            retries=retries,
-            retry_delay=retry_delay,
-            timeout=timeout,
-            retry_on=retry_on,
-            backoff=backoff,
-            on_in_doubt=on_in_doubt,
-            returns=returns,
-            on_changed_input=on_changed_input,
-            description=description,
-            max_result_bytes=max_result_bytes,
-        )
+    @takes_options_of(RunContext.step)
+    def step(self, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return self.call_on_loop(cast("Any", self._ctx.step), name, fn, *args, **options)
 
     def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         return self.call_on_loop(self._ctx.transaction, name, fn, *args)
