@@ -51,6 +51,11 @@ def _identify(args: tuple[Any, ...], ctx: Any) -> bool:
     return bool(own) and all(arguments_digest(each) is not None for each in own)
 
 
+def _explicit(name: str, key: str) -> str:
+    """Return the key in the journal of a step with an explicit key."""
+    return f"k:{unbroken(f'step {name!r}: key', key)}"
+
+
 async def _never(attempt: int) -> Any:
     raise AssertionError("a refused step is not called")
 
@@ -95,7 +100,8 @@ class ContextSteps:
         digest = arguments_digest(*args)
         name = unbroken("step name", name)
         guarded = options.on_in_doubt != "retry"
-        key = self._key(name, given_key, digest)
+        keys = self._journal.keys
+        key = keys.next_key("s", name, digest) if given_key is None else _explicit(name, given_key)
         try:
             record = self._next_step(name, key, digest, guarded=guarded)
         except JournalMismatch:
@@ -105,7 +111,7 @@ class ContextSteps:
         work = (ctx, name, key, fn, args, function, options, digest)
         # A guarded step that was cut off may still be running: it has the same key.
         if record is None and (given_key is not None or guarded or self.scope is not None):
-            async with self._journal.keys.exclusive(name, key):
+            async with keys.exclusive(name, key):
                 record = await self._lookup_confirmed(name, key)
                 if record is None:
                     return await self._run_step(*work)
@@ -113,8 +119,8 @@ class ContextSteps:
             record = await self._lookup_confirmed(name, key)
         if record is None:
             return await self._run_step(*work)
-        if self._journal.keys.open_calls:
-            self._journal.keys.close(name, key, digest)
+        if keys.open_calls:
+            keys.close(name, key, digest)
         self._journal.records.position = max(self._journal.records.position, record.pos)
         if record.digest != digest:
             if guarded:
@@ -157,12 +163,6 @@ class ContextSteps:
                 keys.end_call(opened, ended)
         journal.advance()
         return value
-
-    def _key(self, name: str, given_key: str | None, digest: str | None) -> str:
-        """Return the key of the next step of that name."""
-        if given_key is not None:
-            return f"k:{unbroken(f'step {name!r}: key', given_key)}"
-        return self._journal.keys.next_key("s", name, digest)
 
     def _next_step(self, name: str, key: str, digest: str | None, *, guarded: bool = False) -> Record | None:
         """Return the record of the next step if there is one."""
@@ -304,7 +304,7 @@ class ContextSteps:
             raise must(f"transaction {brief(name)}: fn", "be a plain function", got, "It runs in the writer's thread")
         digest = arguments_digest(*args)
         name = unbroken("transaction name", name)
-        key = self._key(name, None, digest)
+        key = journal.keys.next_key("s", name, digest)
         record = self._next_step(name, key, digest)
         if record is None:
             name = journal.view.journal_name(name, key)

@@ -47,6 +47,9 @@ NEVER_RETRIED = (
 #: not failed: they are raised unchanged, without another attempt, and the step runs again when it is called again.
 CONTROL_FLOW: Final[list[type[Exception]]] = []
 
+#: The errors that a step retries by default.
+_USUAL: Final = (Exception,)
+
 #: Policies of a fork for a guarded step that another run of its lineage has done.
 EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
 
@@ -108,11 +111,12 @@ class StepOptions:
             raise must("retries", "be an integer of at least 0", self.retries)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise must("timeout", "be a number of seconds above 0, or None for no limit", self.timeout)
-        at_least_zero("retry_delay", self.retry_delay)
+        if type(self.retry_delay) is not float or not 0 <= self.retry_delay < math.inf:  # the usual type needs no call
+            at_least_zero("retry_delay", self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
             kinds = ()  # a function
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        if kinds != _USUAL and not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             wanted = "be an exception class, a tuple of them or a function of the error"
             raise must("retry_on", wanted, self.retry_on)
         if self.backoff is not None and not callable(self.backoff):
