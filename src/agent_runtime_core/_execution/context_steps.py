@@ -29,7 +29,7 @@ from ..errors import (
 )
 from .effects import refuse_again
 from .journal_view import CONCURRENT_INFO, was_concurrent
-from .redacted_values import redacted_result
+from .result_codec import redacted_result
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
 from .step_failure import Failure, describe_call, error_of_call, failure_info

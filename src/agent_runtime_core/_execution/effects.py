@@ -29,9 +29,9 @@ from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, Effect
 from ..state.rows import rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
-from .lineage_keys import LineageKeys
 from .run_writer import ChildCall
 from .step_journal import RunJournal, StepJournal
+from .step_keys import LineageKeys
 from .step_policy import StepOptions
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork

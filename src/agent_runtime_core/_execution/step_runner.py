@@ -32,7 +32,7 @@ from ..errors import (
 from ..state.base import EffectExists
 from .effects import CHECK, GuardedStep
 from .journal_view import BEFORE_FIELD, CONCURRENT_INFO, GUARDED_FIELD
-from .redacted_values import redacted_result
+from .result_codec import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
 from .step_function import call, step_function

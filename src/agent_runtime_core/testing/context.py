@@ -23,8 +23,8 @@ from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
 from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import MAX_DEPTH, must
-from .._execution.charging import charge_of
-from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
+from .._execution.context import charge_of
+from .._execution.mailbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.step_keys import StepKeys
 from .._execution.step_policy import StepOptions
