@@ -1,4 +1,4 @@
-"""The journal of one claim as its steps use it: which step comes next, what is written, and whether it was committed."""
+"""The journal of one claim as its steps use it: which step comes next, what is written, and what is unconfirmed."""
 
 from __future__ import annotations
 
