@@ -64,17 +64,23 @@ if TYPE_CHECKING:
         def func(self) -> Callable[..., object]: ...
         def __call__(self, /, *args: Any, **kwargs: Any) -> T_co: ...
 
-    class _StepOptions(AttemptOptions, total=False):
+    class _StepOf(AttemptOptions, total=False):
         """The options of `step`, except `returns`."""
 
         key: str | None
         on_changed_input: str
         description: str | None
 
-    class _MapOptions(AttemptOptions, total=False):
+    class _Step(_StepOf, total=False):
+        returns: None
+
+    class _MapOf(AttemptOptions, total=False):
         """The options of `map`, except `returns`."""
 
         key: Callable[[Any], str] | None
+
+    class _Map(_MapOf, total=False):
+        returns: None
 
     # In this order: `returns` decides, then a function whose parameters match, so that a generic function is resolved,
     # then any function. The type of a union in `returns` cannot be expressed yet.
@@ -83,149 +89,93 @@ if TYPE_CHECKING:
     class _Steps(Protocol):
         @overload
         async def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: type[R], **options: Unpack[_StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: type[R], **kw: Unpack[_StepOf],
         ) -> R: ...
         @overload
-        async def step(
-            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
+        async def step(self, name: str, fn: _Partial[Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[[*Ts], T], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[..., T], *args: Any, **kw: Unpack[_Step]) -> T: ...
         @overload
         async def step(
-            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., T], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: Any, **options: Unpack[_StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: Any, **kw: Unpack[_StepOf],
         ) -> Any: ...
 
     class _BlockingSteps(Protocol):
         @overload
         def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: type[R], **options: Unpack[_StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: type[R], **kw: Unpack[_StepOf],
         ) -> R: ...
         @overload
-        def step(
-            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
+        def step(self, name: str, fn: _Partial[Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[[*Ts], T], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[..., T], *args: Any, **kw: Unpack[_Step]) -> T: ...
         @overload
         def step(
-            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., T], *args: Any,
-            returns: None = None, **options: Unpack[_StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: Any, **options: Unpack[_StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: Any, **kw: Unpack[_StepOf],
         ) -> Any: ...
 
     class _Maps(Protocol):
         @overload
         async def map(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: type[R], **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: type[R], **kw: Unpack[_MapOf],
         ) -> list[R]: ...
         @overload
         async def map(
-            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        async def map(
-            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[_MapOptions],
-        ) -> list[T]: ...
+        async def map(self, name: str, fn: Callable[[I], T], items: Iterable[I], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        async def map(
-            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
-        ) -> list[T]: ...
+        async def map(self, name: str, fn: Callable[..., T], items: Iterable[Any], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: Any, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: Any, **kw: Unpack[_MapOf],
         ) -> list[Any]: ...
 
     class _BlockingMaps(Protocol):
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: type[R], **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: type[R], **kw: Unpack[_MapOf],
         ) -> list[R]: ...
         @overload
         def map_sync(
-            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        def map_sync(
-            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[_MapOptions],
-        ) -> list[T]: ...
+        def map_sync(self, name: str, fn: Callable[[I], T], items: Iterable[I], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        def map_sync(
-            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[_MapOptions],
-        ) -> list[T]: ...
+        def map_sync(self, name: str, fn: Callable[..., T], items: Iterable[Any], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: Any, **options: Unpack[_MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: Any, **kw: Unpack[_MapOf],
         ) -> list[Any]: ...
 
     # fmt: on

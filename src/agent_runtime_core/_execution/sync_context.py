@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
@@ -264,6 +265,11 @@ async def _called(fn: Callable[[], None]) -> None:
     fn()
 
 
+def _attribute(name: str) -> Any:
+    """Return a property that reads an attribute of the asynchronous context."""
+    return property(attrgetter(f"_ctx.{name}"), doc=getattr(RunContext, name).__doc__)
+
+
 class SyncRunContext:
     """The interface of a plain `run(ctx)` to its run: each coroutine function of `RunContext` is a blocking call here.
 
@@ -328,65 +334,21 @@ class SyncRunContext:
 
     # -- attributes
 
-    @property
-    def run_id(self) -> UUID:
-        return self._ctx.run_id
-
-    @property
-    def run_key(self) -> str | None:
-        return self._ctx.run_key
-
-    @property
-    def tenant(self) -> str | None:
-        return self._ctx.tenant
-
-    @property
-    def conversation_id(self) -> UUID | None:
-        return self._ctx.conversation_id
-
-    @property
-    def input_messages(self) -> list[Any]:
-        return self._ctx.input_messages
-
-    @property
-    def params(self) -> dict[str, Any]:
-        return self._ctx.params
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self._ctx.metadata
-
-    @property
-    def tool_registry(self) -> ToolRegistry:
-        return self._ctx.tool_registry
-
-    @property
-    def tools(self) -> ToolRegistry:
-        return self._ctx.tools
-
-    @property
-    def attempt(self) -> int:
-        return self._ctx.attempt
-
-    @property
-    def traceparent(self) -> str | None:
-        return self._ctx.traceparent
-
-    @property
-    def trace_id(self) -> str:
-        return self._ctx.trace_id
-
-    @property
-    def step_id(self) -> str | None:
-        return self._ctx.step_id
-
-    @property
-    def idempotency_key(self) -> str | None:
-        return self._ctx.idempotency_key
-
-    @property
-    def persistence(self) -> Any:
-        return self._ctx.persistence
+    run_id: UUID = _attribute("run_id")
+    run_key: str | None = _attribute("run_key")
+    tenant: str | None = _attribute("tenant")
+    conversation_id: UUID | None = _attribute("conversation_id")
+    input_messages: list[Any] = _attribute("input_messages")
+    params: dict[str, Any] = _attribute("params")
+    metadata: dict[str, Any] = _attribute("metadata")
+    tool_registry: ToolRegistry = _attribute("tool_registry")
+    tools: ToolRegistry = _attribute("tools")
+    attempt: int = _attribute("attempt")
+    traceparent: str | None = _attribute("traceparent")
+    trace_id: str = _attribute("trace_id")
+    step_id: str | None = _attribute("step_id")
+    idempotency_key: str | None = _attribute("idempotency_key")
+    persistence: Any = _attribute("persistence")
 
     # -- what needs no loop
 
