@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
-from .._core.clock import Clock
+from .._core.clock import Clock, aware
 from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import conversation_id as conversation_id
@@ -156,7 +156,7 @@ class Context:
         self.control: RunControl = control
         self._row, self._services = row, services
         self._writer, self._clock = journal.writer, services.clock
-        self._steps = ContextSteps(journal, services.clock, control)
+        self._steps = ContextSteps(journal, control)
         self._waits: Waits | None = None
         self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
@@ -448,18 +448,22 @@ class Context:
 
     async def now(self, *, key: str | None = None) -> _dt.datetime:
         """Return the time in UTC, the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.now(key)
+        return cast("_dt.datetime", await self._made("now", lambda: aware(self._clock.wall()), key))
 
     async def random(self, *, key: str | None = None) -> float:
         """Return a number in [0, 1), the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.random(key)
+        return cast("float", await self._made("random", self._clock.random.random, key))
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
         """Return a random UUID, the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.uuid4(key)
+        bits = self._clock.random.getrandbits
+        return cast("UUID", await self._made("uuid4", lambda: UUID(int=bits(128), version=4), key))
+
+    async def _made(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
+        async def made() -> Any:
+            return make()
+
+        return await self.recorded_value(name, made, key)
 
     # -- events and checkpoints
 

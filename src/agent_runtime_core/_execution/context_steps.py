@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as _dt
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
-from uuid import UUID
 
-from .._core.clock import Clock, aware
 from .._core.codec.json import arguments_digest, decode, encode
 from .._core.ids import known_uuid, trace_id, unbroken
 from .._core.threads import name_of
@@ -63,9 +60,8 @@ async def _never(attempt: int) -> Any:
 class ContextSteps:
     """The steps, transactions and recorded values of one run under one claim."""
 
-    def __init__(self, journal: RunJournal, clock: Clock, control: RunControl) -> None:
-        self._journal, self._writer = journal, journal.writer
-        self._clock, self._control = clock, control
+    def __init__(self, journal: RunJournal, control: RunControl) -> None:
+        self._journal, self._writer, self._control = journal, journal.writer, control
         self._patches: dict[str, bool] = {}  # the decisions of this claim, by name
 
     @property
@@ -431,22 +427,3 @@ class ContextSteps:
         await journal.write((record,), (), CURRENT_STEP.get())
         journal.advance()
         return True
-
-    async def now(self, key: str | None) -> _dt.datetime:
-        """Return the recorded time."""
-        return cast(_dt.datetime, await self._recorded("now", lambda: aware(self._clock.wall()), key))
-
-    async def random(self, key: str | None) -> float:
-        """Return a recorded random number."""
-        return cast(float, await self._recorded("random", self._clock.random.random, key))
-
-    async def uuid4(self, key: str | None) -> UUID:
-        """Return a recorded random UUID."""
-        bits = self._clock.random.getrandbits
-        return cast(UUID, await self._recorded("uuid4", lambda: UUID(int=bits(128), version=4), key))
-
-    async def _recorded(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
-        async def made() -> Any:
-            return make()
-
-        return await self.recorded_value(name, made, key)
