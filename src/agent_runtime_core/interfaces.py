@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from uuid import UUID
 
 from ._core.arguments import Message
+from ._core.codec.json import MAX_RESULT
 from ._core.codec.tagged import NOT_STORED, stored_as_dict
 from ._core.context_vars import ACTIVE_RUN
 from ._core.event_types import EventType
@@ -313,33 +314,43 @@ class RunContext(Protocol):
         returns: Any = None,
         on_changed_input: str = "use",
         description: str | None = None,
-        max_result_bytes: int = ...,
+        max_result_bytes: int = MAX_RESULT,
     ) -> Any:
-        """Return the saved result of `fn(*args)`; run it only if there is none.
+        """Return the saved result of `fn(*args)`, or call it and save its result.
 
             total = await ctx.step("count", count_rows, path, retries=3)
 
+        A step is identified by its name and how often the run used that name before, or by `key`.
+
         Args:
-            name: The name of the step.
-            fn: A function or coroutine function. A plain function runs in a thread.
-            args: Arguments of `fn`.
-            key: Identifies the step among others of the same name; by default its occurrence counts.
+            name: Name of the step.
+            fn: A function, or a coroutine function. A plain function runs in a thread.
+            *args: Its arguments.
+            key: Identifies the step instead of the number of its use. Steps of one name that run at the same time
+                need keys.
             retries: Attempts after the first one.
-            retry_delay: Seconds before the first retry.
-            timeout: Seconds of one attempt, or None for no limit. After them, a step with another `on_in_doubt` than
-                "retry" is in doubt.
-            retry_on: Errors after which the step is retried.
-            backoff: Delays between attempts, instead of `retry_delay`.
-            on_in_doubt: "retry", "fail", "review" or a check function, for a step whose outcome is unknown.
-            returns: The type of the result, by default the return annotation of `fn`.
-            on_changed_input: What to do if the arguments differ from the recorded ones: "use" the saved result, or
-                fail.
-            description: A text for people who review the run.
-            max_result_bytes: The largest result as JSON, in bytes.
+            retry_delay: Seconds before each retry.
+            timeout: Seconds that one attempt may take, None for no limit. After them, a step with another `on_in_doubt`
+                than "retry" is in doubt.
+            retry_on: Error types that are retried, or a function that decides for an error.
+            backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
+            on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail",
+                "review" (ask a person), or a check function that returns `AlreadyDone(result)` or None.
+            returns: Type of the result, instead of the function's annotation.
+            on_changed_input: "use" returns a saved result that was saved for other arguments, and publishes that in a
+                STEP_SKIPPED event. "raise" raises JournalMismatch.
+            description: Text for the step's events.
+            max_result_bytes: Limit for the encoded result.
+
+        Returns:
+            The result, as it is decoded from the journal.
 
         Raises:
+            JournalMismatch: The journal has another step in this position, or other arguments for this step with
+                `on_changed_input="raise"`. Steps of one name that ran concurrently need keys.
             StepExecutionError: The step failed after its last attempt.
-            JournalMismatch: The journal has another step here.
+            StepInDoubt: The outcome of the step is unknown and `on_in_doubt` is "fail".
+            UnserialisableResult: The result cannot be stored.
         """
 
     def renamed(self, old: str, new: str) -> None:

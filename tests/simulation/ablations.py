@@ -14,9 +14,8 @@ from agent_runtime_core._engines.base import Op, OperationSet
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._engines.payloads import Payloads
 from agent_runtime_core._execution import effects
-from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.claim_writer import ClaimWriter, EventPublisher
 from agent_runtime_core._execution.effects import GuardedStep, TimeLimitPassed
-from agent_runtime_core._execution.event_publisher import EventPublisher
 from agent_runtime_core._execution.journal_view import JournalView
 from agent_runtime_core._execution.step_journal import RunJournal, StepJournal
 from agent_runtime_core._execution.step_keys import StepKeys

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._execution.inbox import message_of
+from agent_runtime_core._execution.mailbox import message_of
 from agent_runtime_core._journal.record import DONE
 from agent_runtime_core.events.event import Event
 from agent_runtime_core.interfaces import RunResult

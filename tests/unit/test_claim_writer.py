@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
-from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter
-from agent_runtime_core._execution.event_publisher import derived_rows, publish_op
+from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter, derived_rows, publish_op
 from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy

@@ -16,9 +16,9 @@ from agent_runtime_core._engines.payloads import Payloads
 from agent_runtime_core._execution import effects
 from agent_runtime_core._execution.effects import GuardedStep, TimeLimitPassed
 from agent_runtime_core._execution.journal_view import JournalView
-from agent_runtime_core._execution.lineage_keys import LineageKeys
 from agent_runtime_core._execution.run_control import RunControl
 from agent_runtime_core._execution.step_journal import StepJournal
+from agent_runtime_core._execution.step_keys import LineageKeys
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import EffectAlreadyDone, JournalMismatch, StepExecutionError, StepInDoubt
 from agent_runtime_core.interfaces import RunResult

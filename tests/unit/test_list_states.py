@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime_core._execution.list_states import ListStates
+from agent_runtime_core._execution.journal_view import ListStates
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.steps import Step, StepExecutor

@@ -24,7 +24,7 @@ import pytest
 
 from agent_runtime_core import Step, StepExecutor
 from agent_runtime_core._execution.recorded_calls import RecordedCalls
-from agent_runtime_core._execution.stored_errors import (
+from agent_runtime_core._execution.step_failure import (
     MAX_CAUSES,
     MAX_GROUP_ERRORS,
     MAX_VALUE,

@@ -6,10 +6,44 @@ checkers, and returns it unchanged. Arguments are not checked, because a functio
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 F = TypeVar("F")
+
+
+class AttemptOptions(TypedDict, total=False):
+    """The options that a type checker knows for each method."""
+
+    retries: int
+    retry_delay: float
+    timeout: float | None
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+    backoff: Callable[[int, Any], float] | None
+    on_in_doubt: str | Callable[..., Any]
+    max_result_bytes: int
+
+
+def takes_options_of(method: Callable[..., Any], without: Container[str] = ()) -> Callable[[F], F]:
+    """Let `help()` and `inspect.signature` show the options of `method` in the place of `**options`.
+
+    Args:
+        method: The method that lists the options. A method without a docstring gets its docstring.
+        without: Names of options that are not taken.
+    """
+
+    def shown(taker: Any) -> Any:
+        own = inspect.signature(taker)
+        listed = {each.name: each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD}
+        for each in inspect.signature(method).parameters.values():
+            if each.kind is each.KEYWORD_ONLY and each.name not in without:
+                listed.setdefault(each.name, each)
+        taker.__signature__ = own.replace(parameters=list(listed.values()))
+        taker.__doc__ = taker.__doc__ or method.__doc__
+        return taker
+
+    return shown
 
 
 def _unchanged(method: F) -> F:
@@ -30,26 +64,23 @@ if TYPE_CHECKING:
         def func(self) -> Callable[..., object]: ...
         def __call__(self, /, *args: Any, **kwargs: Any) -> T_co: ...
 
-    class _Attempts(TypedDict, total=False):
-        retries: int
-        retry_delay: float
-        timeout: float | None
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-        backoff: Callable[[int, Any], float] | None
-        on_in_doubt: str | Callable[..., Any]
-        max_result_bytes: int
-
-    class StepOptions(_Attempts, total=False):
+    class _StepOf(AttemptOptions, total=False):
         """The options of `step`, except `returns`."""
 
         key: str | None
         on_changed_input: str
         description: str | None
 
-    class MapOptions(_Attempts, total=False):
+    class _Step(_StepOf, total=False):
+        returns: None
+
+    class _MapOf(AttemptOptions, total=False):
         """The options of `map`, except `returns`."""
 
         key: Callable[[Any], str] | None
+
+    class _Map(_MapOf, total=False):
+        returns: None
 
     # In this order: `returns` decides, then a function whose parameters match, so that a generic function is resolved,
     # then any function. The type of a union in `returns` cannot be expressed yet.
@@ -58,149 +89,93 @@ if TYPE_CHECKING:
     class _Steps(Protocol):
         @overload
         async def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: type[R], **options: Unpack[StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: type[R], **kw: Unpack[_StepOf],
         ) -> R: ...
         @overload
-        async def step(
-            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
+        async def step(self, name: str, fn: _Partial[Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[[*Ts], T], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        async def step(self, name: str, fn: Callable[..., T], *args: Any, **kw: Unpack[_Step]) -> T: ...
         @overload
         async def step(
-            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., T], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        async def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: Any, **options: Unpack[StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: Any, **kw: Unpack[_StepOf],
         ) -> Any: ...
 
     class _BlockingSteps(Protocol):
         @overload
         def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: type[R], **options: Unpack[StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: type[R], **kw: Unpack[_StepOf],
         ) -> R: ...
         @overload
-        def step(
-            self, name: str, fn: _Partial[Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
+        def step(self, name: str, fn: _Partial[Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[[*Ts], T], *args: *Ts, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[..., Awaitable[T]], *args: Any, **kw: Unpack[_Step]) -> T: ...
+        @overload
+        def step(self, name: str, fn: Callable[..., T], *args: Any, **kw: Unpack[_Step]) -> T: ...
         @overload
         def step(
-            self, name: str, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[[*Ts], T], *args: *Ts,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., Awaitable[T]], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., T], *args: Any,
-            returns: None = None, **options: Unpack[StepOptions],
-        ) -> T: ...
-        @overload
-        def step(
-            self, name: str, fn: Callable[..., object], *args: Any,
-            returns: Any, **options: Unpack[StepOptions],
+            self, name: str, fn: Callable[..., object], *args: Any, returns: Any, **kw: Unpack[_StepOf],
         ) -> Any: ...
 
     class _Maps(Protocol):
         @overload
         async def map(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: type[R], **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: type[R], **kw: Unpack[_MapOf],
         ) -> list[R]: ...
         @overload
         async def map(
-            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        async def map(
-            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[MapOptions],
-        ) -> list[T]: ...
+        async def map(self, name: str, fn: Callable[[I], T], items: Iterable[I], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        async def map(
-            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
-        ) -> list[T]: ...
+        async def map(self, name: str, fn: Callable[..., T], items: Iterable[Any], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         async def map(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: Any, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: Any, **kw: Unpack[_MapOf],
         ) -> list[Any]: ...
 
     class _BlockingMaps(Protocol):
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: type[R], **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: type[R], **kw: Unpack[_MapOf],
         ) -> list[R]: ...
         @overload
         def map_sync(
-            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: _Partial[Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        def map_sync(
-            self, name: str, fn: Callable[[I], T], items: Iterable[I], *,
-            returns: None = None, **options: Unpack[MapOptions],
-        ) -> list[T]: ...
+        def map_sync(self, name: str, fn: Callable[[I], T], items: Iterable[I], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., Awaitable[T]], items: Iterable[Any], **kw: Unpack[_Map],
         ) -> list[T]: ...
         @overload
-        def map_sync(
-            self, name: str, fn: Callable[..., T], items: Iterable[Any], *,
-            returns: None = None, **options: Unpack[MapOptions],
-        ) -> list[T]: ...
+        def map_sync(self, name: str, fn: Callable[..., T], items: Iterable[Any], **kw: Unpack[_Map]) -> list[T]: ...
         @overload
         def map_sync(
-            self, name: str, fn: Callable[..., object], items: Iterable[Any], *,
-            returns: Any, **options: Unpack[MapOptions],
+            self, name: str, fn: Callable[..., object], items: Iterable[Any], *, returns: Any, **kw: Unpack[_MapOf],
         ) -> list[Any]: ...
 
     # fmt: on

@@ -7,36 +7,42 @@ left out.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 from .._core.clock import Clock
-from .._core.codec.json import decode
+from .._core.codec.json import decode, encode
 from .._core.former_names import renamed_attribute
 from .._core.log import step_position
 from .._core.redaction import Redaction
-from .._engines.base import INSTALL, Committer, Guard, Op, end_fence
+from .._core.validation import Shown, must, type_name
+from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, end_fence
 from .._journal.record import (
+    ATTEMPT,
     DONE,
     ENDED,
     FAILED,
     PROBE,
+    RESUMED,
     STARTED,
     Record,
     derived_events,
+    event_id,
     includes_start,
     start_events,
+    stored_events,
+    with_beginning,
 )
-from ..errors import LeaseLost, StorageBusy
+from ..errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
 from ..events.base import EventBus
 from ..events.event import AGENT_MARK, agent_type
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
-from .event_publisher import EventPublisher, publish_op
-from .fence_check import require_separate_fences
 from .run_writer import OUTCOME_UNKNOWN, ChildCall, Row, UnconfirmedWrite
-from .write_buffer import WriteBuffer, records_of
 
 _new = tuple.__new__
 #: How often a commit without an answer is repeated. A repeat changes nothing if the first commit was applied.
@@ -442,3 +448,215 @@ class ClaimWriter:
         results = await self.write(state, published, [Op("queue.settle", (self.run_id, how)), *ops])
         self._report(records)
         return results[2]
+
+
+# -- buffered writes
+
+
+def records_of(ops: Sequence[Op]) -> list[Record]:
+    """Return the records that these operations append."""
+    return [op.args[1] for op in ops if op.name == "journal.append"]
+
+
+class WriteBuffer:
+    """Operations that are written with the next commit of the claim, or by a timer.
+
+    A commit of their own would delay the commit after it.
+
+    Attributes:
+        guard: The guard of the writes.
+        max_delay: Seconds until the timer writes the operations; 0 if none are buffered.
+        ops: The buffered operations, oldest first.
+    """
+
+    def __init__(self, guard: Guard, state: Committer, clock: Clock, max_delay: float) -> None:
+        self.guard: Guard = guard
+        self.max_delay: float = max_delay
+        self.ops: list[Op] = []
+        self._state = state
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_seq = 0
+        self._merged: Record | None = None  # the beginning of an attempt that `merge_begin_and_end` has removed
+
+    # -- the numbers of records
+
+    def next_seq(self) -> int:
+        """Return the number of the next record."""
+        seq = self._next_seq
+        self._next_seq = seq + 1
+        return seq
+
+    def start_at(self, seq: int) -> None:
+        """Give the next record this number."""
+        self._next_seq = seq
+
+    def is_newest(self, records: Sequence[Record]) -> bool:
+        """Whether no record has a higher number than these.
+
+        Otherwise, repeating their commit could write them after a later record.
+        """
+        return not records or max(record.seq for record in records) + 1 == self._next_seq
+
+    # -- buffered operations
+
+    def add(self, ops: Sequence[Op]) -> None:
+        """Buffer operations; start the timer if it is not running."""
+        self.ops += ops
+        if self._timer is None:
+            self._timer = self._clock.call_later(self.max_delay, self.flush)
+
+    def flush(self) -> None:
+        """Hand the buffered operations to the engine now, without waiting for the commit."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.ops:
+            ops = self.take()[0]
+            with contextlib.suppress(StorageClosed):
+                cast(Engine, self._state).commit_nowait(self.guard, ops)
+
+    def take(self) -> tuple[list[Op], int]:
+        """Remove the buffered operations. Returns what `put_back` takes if their commit is refused."""
+        ops, self.ops = self.ops, []
+        return ops, self._next_seq
+
+    def put_back(self, ops: Sequence[Op], seq: int) -> None:
+        """Buffer operations again, before all others: the commit that contained them was refused.
+
+        `seq` is the number of the next record at the time of `take`. Records get new numbers if others were numbered
+        since.
+        """
+        if self._next_seq != seq:
+            ops = [
+                Op(op.name, (self.guard.key, op.args[1]._replace(seq=self.next_seq())))
+                if op.name == "journal.append" else op
+                for op in ops
+            ]  # fmt: skip
+        later, self.ops = self.ops, [*ops]
+        self.add(later)
+
+    def withdraw(self, record: Record) -> bool:
+        """Remove a buffered record, because another one will stand for it too. Returns whether it was still there."""
+        ops = self.ops
+        for index in range(len(ops) - 1, -1, -1):
+            op = ops[index]
+            if op.name == "journal.append" and op.args[1] is record:
+                del ops[index]
+                if record.seq + 1 == self._next_seq:
+                    self._next_seq = record.seq
+                return True
+        return False
+
+    def drop_status(self) -> None:
+        """Remove buffered statuses of the run: another status replaces them before anything can read them."""
+        self.ops = [op for op in self.ops if op.name != "state.status"]
+
+    def merge_begin_and_end(self, end: Record) -> Record:
+        """Return the record of an attempt's end, extended by its beginning if only that is still buffered."""
+        ops = self.ops
+        if len(ops) != 2 or ops[0].name != "journal.append" or ops[1].name != "state.status":
+            return end
+        began: Record = ops[0].args[1]
+        # The event of the beginning gets the time of this record, which must not be far off.
+        if began.kind not in (ATTEMPT, RESUMED) or end.t - began.t > self.max_delay:
+            return end
+        if self._next_seq != end.seq + 1 or end.seq != began.seq + 1:
+            return end
+        del ops[0]
+        self._next_seq, self._merged = end.seq, began
+        return with_beginning(end, began)
+
+    def unmerge(self) -> None:
+        """Buffer the beginning of an attempt again, because the record that contained it was not written."""
+        if self._merged is not None:
+            self.add([Op("journal.append", (self.guard.key, self._merged))])
+            self._merged = None
+
+
+# -- engines that install claims
+#
+# The queue sets the fence of a claim on its own engine, and the runner copies it to the other engines. If two engines
+# have the same fences, the end of a run on one of them rejects the writes of the same claim on the other.
+
+#: The ids of the engines that were found to have fences of their own, by queue.
+_separate: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+
+
+async def require_separate_fences(queue: Any, backend: Any, guard: Guard) -> None:
+    """Check once in this process that the engine of `backend` does not have the fences of the queue's engine.
+
+    Args:
+        queue: The queue.
+        backend: A backend on another engine. Nothing was written to it under this claim.
+        guard: The claim, whose fence only the queue has set.
+
+    Raises:
+        InvalidArgument: The engine knows the claim already.
+    """
+    target: Committer = backend.commits
+    checked = _separate.setdefault(queue, set())
+    if id(target) in checked:
+        return
+    try:
+        # The end of a claim that never was. With the guard of a claim it does not know, an engine raises LeaseLost.
+        await target.commit(guard, [Op(FORGET, (f"{guard.key} has its own fences",))])
+    except LeaseLost:
+        checked.add(id(target))
+        return
+    got = Shown(f"{type_name(type(queue))} and {type_name(type(backend))} with the same fences and an engine each")
+    raise must(
+        "backends on one database", "share one engine", got,
+        "Set the attribute `engine` of each to the same object, or give each its own table of fences",
+    )  # fmt: skip
+
+
+# -- events of records, for a bus that does not read them from the journal itself
+
+
+def publish_op(run_id: str, rows: Sequence[Row]) -> Op:
+    """Return the operation that publishes these events."""
+    return Op("events.publish", (run_id, tuple(rows)))
+
+
+def derived_rows(run_id: str, record: Record) -> list[Row]:
+    """Return the events of a record."""
+    try:
+        texts = [(kind, encode(payload)) for kind, payload in derived_events(run_id, record)]
+    except UnserialisableResult:  # a process that cancels a run may not know the types of its results
+        texts = stored_events(run_id, record)
+    return [(event_id(record, i), kind, text, record.t) for i, (kind, text) in enumerate(texts)]
+
+
+async def missing_events(bus: EventBus, run_id: str, records: Sequence[Record]) -> list[Row]:
+    """Return the events of these records that were never published."""
+    published = await bus.published(run_id)
+    return [row for record in records for row in derived_rows(run_id, record) if row[0] not in published]
+
+
+class EventPublisher:
+    """Publishes the events of one run's records. Their ids are deterministic, so that none is published twice.
+
+    Attributes:
+        unconfirmed: Events that were handed to the bus without waiting for the commit. They are published once more
+            with the next ones, in case they were lost.
+    """
+
+    def __init__(self, run_id: str, bus: EventBus) -> None:
+        self.unconfirmed: list[Row] = []
+        self._run_id = run_id
+        self._bus = bus
+
+    def rows(self, records: Sequence[Record]) -> list[Row]:
+        """Return the events of these records."""
+        return [row for record in records for row in derived_rows(self._run_id, record)]
+
+    def operations(self, records: Sequence[Record]) -> list[Op]:
+        """Return what publishes the events of these records."""
+        rows = self.rows(records)
+        return [publish_op(self._run_id, rows)] if rows else []
+
+    async def missing(self, records: Sequence[Record]) -> list[Op]:
+        """Return what publishes the events of these records that an earlier claim could not publish."""
+        rows = await missing_events(self._bus, self._run_id, records)
+        return [publish_op(self._run_id, rows)] if rows else []

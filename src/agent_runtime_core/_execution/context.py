@@ -5,39 +5,132 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
-from .._core.clock import Clock
-from .._core.codec.json import MAX_RESULT, decode, decode_dict, digest, encode_as
+from .._core.clock import Clock, aware
+from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import conversation_id as conversation_id
 from .._core.ids import known_uuid, trace_id
-from .._core.typed_steps import typed_step
+from .._core.settings import COUNT, number
+from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import Shown, must, type_name
+from ..config import get_config
 from ..errors import NotSupported
 from ..events.base import checked_event_name
 from ..events.event import AGENT_MARK, warn_of_runner_type
-from ..interfaces import AgentRuntime, RunResult
-from ..limits import Budget, RunLimits
+from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..limits import COUNTED, Budget, RunLimits
+from ..llm._prices import cost_usd as price_in_usd
+from ..portal import run_and_wait
 from ..queue.records import RunRow
-from ..retry import Delay
 from ..tools.registry import ToolRegistry
-from .charging import charge, charge_of
 from .context_steps import ContextSteps
-from .inbox import Inbox
+from .mailbox import Inbox
 from .run_control import RunControl, Services, TextOutlet
-from .step_function import step_function
+from .step_function import cached_step_function, step_function
 from .step_journal import RunJournal
-from .step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
+from .step_policy import DEFAULT_OPTIONS, StepOptions
 from .step_scope import StepScope
 from .sync_context import blocking_form
 from .tracing import make_steps_current
+from .usage import add_charge
 from .waits import Waits
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
+
+
+# -- charging
+
+
+class ChargedContext(Protocol):
+    """What is used of the context of a run."""
+
+    @property
+    def journal(self) -> RunJournal: ...
+
+    @property
+    def control(self) -> RunControl: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def traced(self) -> bool: ...
+
+    def trace(self, kind: str, payload: dict[str, Any]) -> None: ...
+
+
+def charge_of(
+    model: str, input_tokens: int, output_tokens: int, cost_usd: float | None, turns: int, tool_calls: int
+) -> dict[str, Any]:
+    """Return the usage that `ctx.charge` counts."""
+    given = {"input_tokens": input_tokens, "output_tokens": output_tokens, "turns": turns, "tool_calls": tool_calls}
+    for name, value in given.items():
+        COUNT.check(name, value)
+    number().or_none("").check("cost_usd", cost_usd)
+    tokens = {
+        "prompt_tokens": input_tokens, "completion_tokens": output_tokens, "total_tokens": input_tokens + output_tokens,
+    }  # fmt: skip
+    if cost_usd is None and model:
+        cost_usd = price_in_usd(tokens, model, get_config().model_prices)
+    usage = {**tokens, "turns": turns, "tool_calls": tool_calls, "cost_usd": cost_usd}
+    return {name: value for name, value in usage.items() if value}
+
+
+def charge_trace(step_id: str, model: str, charged: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return the trace of a model call that `ctx.charge` counts. Only its usage is known."""
+    return {
+        "step_id": step_id, "parent_id": None, "attempt": None, "model": model, "provider": None,
+        "input": None, "output": None,
+        "usage": {name: value for name, value in charged.items() if name in COUNTED},
+        "cost_usd": charged.get("cost_usd"), "started_at": now, "ended_at": now, "error": None, "model_parameters": {},
+    }  # fmt: skip
+
+
+def charge(ctx: ChargedContext, model: str, charged: dict[str, Any]) -> None:
+    """Count `charged` against the limits of the run, as part of the step that the calling code is in.
+
+    Raises:
+        LimitExceeded: A limit of the run is exceeded now. What was charged stays counted.
+        InvalidArgument: The calling code is in no step, or its step has ended.
+    """
+    scope, loop = ctx.journal.keys.scope(), ctx.control.loop
+    if loop is None or not loop.is_running() or _on(loop):
+        _count(ctx, scope, model, charged)
+        return
+
+    async def count() -> None:  # other code of the run counts on the event loop
+        _count(ctx, scope, model, charged)
+
+    run_and_wait(loop, count, (), {})
+
+
+def _on(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: dict[str, Any]) -> None:
+    if scope is None or scope.ended:
+        got = "a call between steps" if scope is None else "a call after its step has ended"
+        fix = "Move the model call and ctx.charge(...) into a ctx.step"
+        raise must("ctx.charge()", "be called inside a step", Shown(got), fix)
+    add_charge(scope, model, charged)
+    ctx.budget.recalled(charged)
+    if charged.get("turns") and ctx.traced:
+        ctx.trace("llm.call", charge_trace(scope.step_id, model, charged, ctx.clock.wall()))
+    if (error := ctx.budget.exceeded()) is not None:
+        raise error
+
 
 T = TypeVar("T")
 
@@ -63,7 +156,7 @@ class Context:
         self.control: RunControl = control
         self._row, self._services = row, services
         self._writer, self._clock = journal.writer, services.clock
-        self._steps = ContextSteps(journal, services.clock, control)
+        self._steps = ContextSteps(journal, control)
         self._waits: Waits | None = None
         self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
@@ -310,66 +403,17 @@ class Context:
         return await self._steps.patched(name)
 
     @typed_step
+    @takes_options_of(RunContext.step)
     async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        key: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 1.0,
-        timeout: float | None = None,
-        retry_on: RetryOn = Exception,
-        backoff: Delay | None = None,
-        on_in_doubt: InDoubt = "retry",
-        returns: Any = None,
-        on_changed_input: str = "use",
-        description: str | None = None,
-        max_result_bytes: int = MAX_RESULT,
-    ) -> Any:
-        """Return the saved result of `fn(*args)`, or call it and save its result.
-
-        A step is identified by its name and how often the run used that name before, or by `key`.
-
-        Args:
-            name: Name of the step.
-            fn: A function, or a coroutine function. A plain function runs in a thread.
-            *args: Its arguments.
-            key: Identifies the step instead of the number of its use. Steps of one name that run at the same time
-                need keys.
-            retries: How often a failed call is repeated.
-            retry_delay: Seconds before each repetition.
-            timeout: Seconds that one call may take, None for no limit.
-            retry_on: Error types that are retried, or a function that decides for an error.
-            backoff: Computes these seconds instead: `Backoff(...)`, or a function of (attempt, random).
-            on_in_doubt: What to do if a crash interrupted the step and its outcome is unknown: "retry", "fail",
-                "review" (ask a person), or a check function that returns `AlreadyDone(result)` or None.
-            returns: Type of the result, instead of the function's annotation.
-            on_changed_input: "use" returns a saved result also if it was saved for other arguments, and publishes that
-                in a STEP_SKIPPED event. "raise" raises JournalMismatch.
-            description: Text for the step's events.
-            max_result_bytes: Limit for the encoded result.
-
-        Returns:
-            The result, as it is decoded from the journal.
-
-        Raises:
-            JournalMismatch: if the journal has another step in this position. Also if it has other arguments for this
-                step, with `on_changed_input="raise"` or if several steps of one name ran at once without keys.
-            StepExecutionError: after the last failed call.
-            StepInDoubt: if the outcome is unknown and `on_in_doubt="fail"`.
-            UnserialisableResult: if the result cannot be stored.
-        """
+        self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any
+    ) -> Any:  # fmt: skip
         if self.control.refuses:
             await self.control.refuse(name)
-        policy = DEFAULT_POLICY
-        fields = (retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
-        if fields != DEFAULT_FIELDS:
-            policy = Policy(*fields)
-        if on_changed_input not in ("use", "raise"):
-            raise must("on_changed_input", "be 'use' or 'raise'", on_changed_input)
-        function = step_function(fn, returns, max_result_bytes)
-        return await self._steps.step(self, name, key, fn, args, function, policy, on_changed_input, description)
+        if not options:
+            return await self._steps.step(self, name, key, fn, args, cached_step_function(fn), DEFAULT_OPTIONS)
+        given = StepOptions.of("step", options)
+        function = step_function(fn, given.returns, given.max_result_bytes)
+        return await self._steps.step(self, name, key, fn, args, function, given)
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run `fn(conn, *args)` inside the commit that saves its result: exactly once.
@@ -404,18 +448,22 @@ class Context:
 
     async def now(self, *, key: str | None = None) -> _dt.datetime:
         """Return the time in UTC, the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.now(key)
+        return cast("_dt.datetime", await self._made("now", lambda: aware(self._clock.wall()), key))
 
     async def random(self, *, key: str | None = None) -> float:
         """Return a number in [0, 1), the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.random(key)
+        return cast("float", await self._made("random", self._clock.random.random, key))
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
         """Return a random UUID, the same again when the run is resumed; `key` as for `step`."""
-        await self.control.ensure_open()
-        return await self._steps.uuid4(key)
+        bits = self._clock.random.getrandbits
+        return cast("UUID", await self._made("uuid4", lambda: UUID(int=bits(128), version=4), key))
+
+    async def _made(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
+        async def made() -> Any:
+            return make()
+
+        return await self.recorded_value(name, made, key)
 
     # -- events and checkpoints
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as _dt
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
-from uuid import UUID
 
-from .._core.clock import Clock, aware
 from .._core.codec.json import arguments_digest, decode, encode
 from .._core.ids import known_uuid, trace_id, unbroken
 from .._core.threads import name_of
@@ -29,13 +26,13 @@ from ..errors import (
 )
 from .effects import refuse_again
 from .journal_view import CONCURRENT_INFO, was_concurrent
-from .redacted_values import redacted_result
+from .result_codec import redacted_result
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
 from .step_failure import Failure, describe_call, error_of_call, failure_info
 from .step_function import StepFunction, call, step_function
 from .step_journal import RunJournal
-from .step_policy import CONTROL_FLOW, NEVER_RETRIED, Policy
+from .step_policy import CONTROL_FLOW, NEVER_RETRIED, StepOptions
 from .step_runner import StepCall, result_not_serializable, run_step
 from .step_scope import CURRENT_STEP, StepScope
 
@@ -51,6 +48,11 @@ def _identify(args: tuple[Any, ...], ctx: Any) -> bool:
     return bool(own) and all(arguments_digest(each) is not None for each in own)
 
 
+def _explicit(name: str, key: str) -> str:
+    """Return the key in the journal of a step with an explicit key."""
+    return f"k:{unbroken(f'step {name!r}: key', key)}"
+
+
 async def _never(attempt: int) -> Any:
     raise AssertionError("a refused step is not called")
 
@@ -58,9 +60,8 @@ async def _never(attempt: int) -> Any:
 class ContextSteps:
     """The steps, transactions and recorded values of one run under one claim."""
 
-    def __init__(self, journal: RunJournal, clock: Clock, control: RunControl) -> None:
-        self._journal, self._writer = journal, journal.writer
-        self._clock, self._control = clock, control
+    def __init__(self, journal: RunJournal, control: RunControl) -> None:
+        self._journal, self._writer, self._control = journal, journal.writer, control
         self._patches: dict[str, bool] = {}  # the decisions of this claim, by name
 
     @property
@@ -89,23 +90,24 @@ class ContextSteps:
 
     async def step(
         self, ctx: Any, name: str, given_key: str | None, fn: Callable[..., Any], args: tuple[Any, ...],
-        function: StepFunction, policy: Policy, on_changed_input: str, description: str | None,
+        function: StepFunction, options: StepOptions,
     ) -> Any:  # fmt: skip
         """Return the recorded result of a step, or run it; functions with a context parameter get `ctx`."""
         digest = arguments_digest(*args)
         name = unbroken("step name", name)
-        guarded = policy.on_in_doubt != "retry"
-        key = self._key(name, given_key, digest)
+        guarded = options.on_in_doubt != "retry"
+        keys = self._journal.keys
+        key = keys.next_key("s", name, digest) if given_key is None else _explicit(name, given_key)
         try:
             record = self._next_step(name, key, digest, guarded=guarded)
         except JournalMismatch:
             if guarded:
-                await self._refuse_again(name, key, digest, policy)
+                await self._refuse_again(name, key, digest, options)
             raise
-        work = (ctx, name, key, fn, args, function, policy, digest, description)
+        work = (ctx, name, key, fn, args, function, options, digest)
         # A guarded step that was cut off may still be running: it has the same key.
         if record is None and (given_key is not None or guarded or self.scope is not None):
-            async with self._journal.keys.exclusive(name, key):
+            async with keys.exclusive(name, key):
                 record = await self._lookup_confirmed(name, key)
                 if record is None:
                     return await self._run_step(*work)
@@ -113,29 +115,29 @@ class ContextSteps:
             record = await self._lookup_confirmed(name, key)
         if record is None:
             return await self._run_step(*work)
-        if self._journal.keys.open_calls:
-            self._journal.keys.close(name, key, digest)
+        if keys.open_calls:
+            keys.close(name, key, digest)
         self._journal.records.position = max(self._journal.records.position, record.pos)
         if record.digest != digest:
             if guarded:
                 self._check_arguments(record.name, key, digest)
-            await self._arguments_changed(record, on_changed_input)
+            await self._arguments_changed(record, options.on_changed_input)
         return None if record.result is None else function.decode(record.result)
 
     async def _run_step(
         self, ctx: Any, name: str, key: str, fn: Callable[..., Any], args: tuple[Any, ...], function: StepFunction,
-        policy: Policy, digest: str | None, description: str | None,
+        options: StepOptions, digest: str | None,
     ) -> Any:  # fmt: skip
         """Run a step that has no record yet and return its result."""
-        journal, keys, guarded, opened = self._journal, self._journal.keys, policy.on_in_doubt != "retry", None
+        journal, keys, guarded, opened = self._journal, self._journal.keys, options.on_in_doubt != "retry", None
         # A flag instead of a call, for the usual run.
         place = partial(journal.position, name, key) if journal.view.opened else journal.records.next_position
         if (guarded and key[:2] == "s:") or (keys.open_calls and keys.has_open_call(name, key, digest)):
             opened = keys.open_call(name, key, digest, place)
         work = StepCall(
-            journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), policy,
+            journal.view.journal_name(name, key), key, lambda attempt: call(fn, function, args, ctx), options,
             encode=function.encode, decode=function.decode, position=place() if opened is None else opened.position,
-            description=description, digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
+            digest=digest, info=CONCURRENT_INFO if journal.is_concurrent() else None,
         )  # fmt: skip
         if opened is not None and opened.errors and not _identify(args, ctx):
             work.errors_before = opened.errors[len(journal.view.errors_before.get((work.name, key), ())) :]
@@ -157,12 +159,6 @@ class ContextSteps:
                 keys.end_call(opened, ended)
         journal.advance()
         return value
-
-    def _key(self, name: str, given_key: str | None, digest: str | None) -> str:
-        """Return the key of the next step of that name."""
-        if given_key is not None:
-            return f"k:{unbroken(f'step {name!r}: key', given_key)}"
-        return self._journal.keys.next_key("s", name, digest)
 
     def _next_step(self, name: str, key: str, digest: str | None, *, guarded: bool = False) -> Record | None:
         """Return the record of the next step if there is one."""
@@ -198,12 +194,12 @@ class ContextSteps:
             number = len(self._journal.keys.errors_of(name, key, digest))
         return errors[number] if number < len(errors) else None
 
-    async def _refuse_again(self, name: str, key: str, digest: str | None, policy: Policy) -> None:
+    async def _refuse_again(self, name: str, key: str, digest: str | None, options: StepOptions) -> None:
         """Raise EffectAlreadyDone for a call that was refused before, which gave it no place in the journal."""
         journal = self._journal
         try:
             await refuse_again(
-                journal, StepCall(journal.view.journal_name(name, key), key, _never, policy, digest=digest)
+                journal, StepCall(journal.view.journal_name(name, key), key, _never, options, digest=digest)
             )
         except EffectAlreadyDone as error:
             self._keep_key(name, key, digest, describe_call(name, error, journal.redaction))
@@ -304,7 +300,7 @@ class ContextSteps:
             raise must(f"transaction {brief(name)}: fn", "be a plain function", got, "It runs in the writer's thread")
         digest = arguments_digest(*args)
         name = unbroken("transaction name", name)
-        key = self._key(name, None, digest)
+        key = journal.keys.next_key("s", name, digest)
         record = self._next_step(name, key, digest)
         if record is None:
             name = journal.view.journal_name(name, key)
@@ -431,22 +427,3 @@ class ContextSteps:
         await journal.write((record,), (), CURRENT_STEP.get())
         journal.advance()
         return True
-
-    async def now(self, key: str | None) -> _dt.datetime:
-        """Return the recorded time."""
-        return cast(_dt.datetime, await self._recorded("now", lambda: aware(self._clock.wall()), key))
-
-    async def random(self, key: str | None) -> float:
-        """Return a recorded random number."""
-        return cast(float, await self._recorded("random", self._clock.random.random, key))
-
-    async def uuid4(self, key: str | None) -> UUID:
-        """Return a recorded random UUID."""
-        bits = self._clock.random.getrandbits
-        return cast(UUID, await self._recorded("uuid4", lambda: UUID(int=bits(128), version=4), key))
-
-    async def _recorded(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
-        async def made() -> Any:
-            return make()
-
-        return await self.recorded_value(name, made, key)

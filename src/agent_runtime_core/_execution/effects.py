@@ -28,10 +28,10 @@ from ..queue.records import RunRow
 from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore, rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
-from .lineage_keys import LineageKeys
 from .run_writer import ChildCall
 from .step_journal import RunJournal, StepJournal
-from .step_policy import Policy
+from .step_keys import LineageKeys
+from .step_policy import StepOptions
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 
@@ -53,7 +53,7 @@ class Guarded(Protocol):
     key: str
     digest: str | None
     start_info: dict[str, Any] | None
-    policy: Policy
+    options: StepOptions
     errors_before: Sequence[dict[str, Any]]
 
 
@@ -221,7 +221,7 @@ class GuardedStep:
         self.key: str = started.get("effect") or lineage.take(work.name, work.key, self.digest)
         self.other_rows: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
-        self.policy: Policy = work.policy
+        self._repeats_doubt: bool = work.options.repeats_doubt
         self._is_called_again: bool = bool(work.errors_before)
         self.start: int = -1  # the number of the record of the last start of this claim
         self._cancelling: int = 0  # cancellations of the task that were requested before the function was entered
@@ -288,7 +288,7 @@ class GuardedStep:
                 # Without its row, another run would look for fewer equal effects than have happened.
                 self.journal.writer.effects.pop(self.identity, None)
             return None
-        if self.policy.repeats_doubt:  # the run retries; another run of the lineage must not
+        if self._repeats_doubt:  # the run retries; another run of the lineage must not
             self.journal.writer.effects.pop(self.identity, None)
             return None
         if not returned:

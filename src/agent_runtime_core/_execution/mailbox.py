@@ -1,4 +1,4 @@
-"""Read and consume the messages of one run: signals, answers, results of child runs."""
+"""Read and consume the messages of one run: signals, answers, results of child runs, messages to its agent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import asyncio
 import json
 from bisect import bisect
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
+from .._core.arguments import messages_in
+from .._core.codec.json import decode, encode
+from .._core.event_types import EventType
 from .._core.log import log
+from .._core.validation import must
 from ..queue.base import RunQueue
-from ..queue.records import QUESTION, MailboxMessage, answered_request
+from ..queue.records import MESSAGE, QUESTION, MailboxMessage, answered_request
+from .step_journal import RunJournal
+from .step_scope import Identity
 
 
 def consumed_numbers(info: str | None) -> Sequence[int]:
@@ -108,3 +115,156 @@ class MailboxReader:
         if message.seq not in self._rejected:
             self._rejected.add(message.seq)
             log.warning("ignored an invalid answer for %.120s of run %s: %s", waiting, self._run_id, reason)
+
+
+# -- messages to the agent of a run
+
+#: When the agent gets a message: before its next model call, or at once, by an end of the model call in flight.
+NEXT_TURN, INTERRUPT = "next_turn", "interrupt"
+
+_ID: Final = "arc.message:"  # before the caller's id: a signal with the same id is another message
+
+
+def mailbox_id(message_id: str) -> str:
+    """Return the id that a message with this id of the caller has in the mailbox."""
+    return _ID + message_id
+
+
+def user_message(message: Any) -> dict[str, Any]:
+    """Return a message to an agent as a chat message.
+
+    Raises:
+        InvalidArgument: It is neither a text nor a chat message of the user.
+    """
+    if isinstance(message, str):
+        message = {"role": "user", "content": message}
+    if not isinstance(message, Mapping):
+        example = "Example: runner.send(run_id, 'Use the other file')"
+        raise must("message", "be a string or a dict with the role 'user'", message, example)
+    [chat] = messages_in([message])
+    if chat.get("role") != "user":
+        raise must("message", "have the role 'user'", chat.get("role"))
+    if not _has_content(chat.get("content")):
+        raise must("message", "have a non-empty string or list of parts as its content", chat.get("content"))
+    return dict(chat)
+
+
+def _has_content(content: Any) -> bool:
+    """Return whether a message says something. Some providers reject a text of spaces, which would end the run."""
+    return bool(content.strip()) if isinstance(content, str) else isinstance(content, list) and bool(content)
+
+
+def checked_when(when: Any) -> str:
+    """Return `when`, or raise InvalidArgument."""
+    if when not in (NEXT_TURN, INTERRUPT):
+        raise must("when", f"be {NEXT_TURN!r} or {INTERRUPT!r}", when)
+    return str(when)
+
+
+def mailbox_payload(message: Mapping[str, Any], when: str) -> str:
+    """Return the payload of a message in the mailbox."""
+    return encode({"message": dict(message), "when": when})
+
+
+def message_of(stored: MailboxMessage) -> dict[str, Any]:
+    """Return the chat message in a mailbox message."""
+    return cast("dict[str, Any]", _payload(stored)["message"])
+
+
+def interrupts(stored: MailboxMessage) -> bool:
+    """Return whether the message ends the model call in flight."""
+    return _payload(stored).get("when") == INTERRUPT
+
+
+def _payload(stored: MailboxMessage) -> dict[str, Any]:
+    return cast("dict[str, Any]", decode(stored.payload))
+
+
+class Inbox:
+    """The unread messages to the agent of one run, under one claim.
+
+    `take` returns them once. The record of what they were taken for names their numbers, so a later claim does not
+    take them again. Without that record they were not received, and the next claim takes them.
+    """
+
+    def __init__(self, journal: RunJournal, mailbox: MailboxReader) -> None:
+        self._journal, self._mailbox = journal, mailbox
+        #: Messages of failed calls whose record may be part of an unconfirmed write, by the identity of that record.
+        self._uncertain: list[tuple[Identity, Sequence[MailboxMessage]]] = []
+        self._interrupted: set[int] = set()  # numbers of messages that have ended a model call
+
+    def first(self) -> MailboxMessage | None:
+        """Return the first unread message that was read from the store."""
+        return self._mailbox.find(MESSAGE, "")
+
+    async def has_new(self) -> bool:
+        """Return whether there is an unread message, as the store has it now."""
+        if self._journal.writer.closed_error is not None:  # the run has succeeded before, and is only replayed
+            return False
+        await self._journal.control.ensure_open()
+        await self._read()
+        await self._journal.control.ensure_open()  # a call of an ended run must not take messages that are lost then
+        return self.first() is not None
+
+    async def take(self) -> Sequence[MailboxMessage]:
+        """Return the unread messages in the order in which they were sent, and publish an event for each."""
+        writer = self._journal.writer
+        # Before the first wait: of concurrent loops that know of a message, only this one must call its model for it.
+        taken = self._consumed() if writer.closed_error is None else []
+        try:
+            if await self.has_new():
+                taken += self._consumed()
+            taken.sort(key=lambda each: each.seq)
+            if taken:
+                # The id of the event is that of the message, so a message that is taken again publishes no second one.
+                await writer.emit([_event(each, writer.clock.wall()) for each in taken])
+        except BaseException:
+            for message in taken:
+                self._mailbox.put_back(message)
+            raise
+        return taken
+
+    def _consumed(self) -> list[MailboxMessage]:
+        unread = [*self._mailbox.unread(MESSAGE, "")]
+        for message in unread:
+            self._mailbox.consume(message)
+        return unread
+
+    def put_back(self, messages: Sequence[MailboxMessage], step: Identity) -> None:
+        """Make messages unread again, because the step that they were taken for failed."""
+        if self._journal.unconfirmed.pending:
+            self._uncertain.append((step, messages))
+        else:
+            for message in messages:
+                self._mailbox.put_back(message)
+
+    async def interrupted(self) -> None:
+        """Return when there is an unread message that ends the model call in flight; once for each such message."""
+        while True:
+            for message in self._mailbox.unread(MESSAGE, ""):
+                if message.seq not in self._interrupted and interrupts(message):
+                    self._interrupted.add(message.seq)
+                    return
+            await self._mailbox.arrived.wait()
+            await self._mailbox.read()
+
+    async def _read(self) -> None:
+        journal = self._journal
+        if journal.unconfirmed.pending:
+            await journal.unconfirmed.resolve()
+        uncertain, self._uncertain = self._uncertain, []
+        for step, messages in uncertain:
+            if step not in journal.view.completed:
+                for message in messages:
+                    self._mailbox.put_back(message)
+        await self._mailbox.read()
+
+
+def _event(stored: MailboxMessage, now: float) -> tuple[str, str, str, float]:
+    content = message_of(stored).get("content")
+    payload = {
+        "content": content,
+        "message_id": stored.msg_id.removeprefix(_ID),
+        "when": INTERRUPT if interrupts(stored) else NEXT_TURN,
+    }
+    return (f"message:{stored.seq}", EventType.MESSAGE_RECEIVED.value, encode(payload), now)

@@ -22,7 +22,7 @@ from .mailbox import with_consumed
 from .run_control import RunControl
 from .step_failure import original_error
 from .step_journal import StepJournal
-from .step_policy import DEFAULT_POLICY, Policy
+from .step_policy import DEFAULT_OPTIONS, StepOptions
 from .step_runner import StepCall, run_step
 from .step_scope import CURRENT_STEP, StepScope, run_body
 from .usage import add_charge, charged_by, total
@@ -158,7 +158,7 @@ class RecordedCalls:
         return await self.run(name, key, returned, lazy=lazy)
 
     async def run(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = DEFAULT_POLICY,
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, options: StepOptions = DEFAULT_OPTIONS,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
         lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
@@ -168,7 +168,7 @@ class RecordedCalls:
             name: Name of the step.
             key: Key of the step, without the prefix that explicit keys have in the journal.
             call: Makes one attempt. Receives the number of the attempt, counted from 1.
-            policy: How the step is retried.
+            options: How the step is retried.
             tool: For a tool call {"name", "id", "args"}: its start publishes TOOL_CALL, its end TOOL_RESULT.
             effect: The key by which forks find the effect of a guarded call.
             reserve: Usage that is reserved for the call, recorded with its start.
@@ -198,7 +198,7 @@ class RecordedCalls:
             name,
             f"k:{key}",
             call,
-            policy,
+            options,
             position=journal.records.next_position(),
             info=with_consumed(info, mail),
             no_events=tool is None,

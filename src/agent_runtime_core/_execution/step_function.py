@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 from weakref import ReferenceType, ref
 
 from .._core.codec.json import MAX_RESULT
@@ -89,7 +89,8 @@ def call(fn: Callable[..., Any], function: StepFunction, args: Sequence[Any], ct
     if function.takes_context is not False and function.takes_context_arg(fn):
         args = place_context(fn, ctx, args)
     if function.is_async:
-        return cast("Awaitable[Any]", fn(*args))
+        made: Awaitable[Any] = fn(*args)
+        return made
     return call_in_thread(fn, args)
 
 

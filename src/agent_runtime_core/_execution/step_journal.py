@@ -1,16 +1,17 @@
-"""The journal of one claim as its steps use it: which step comes next, and what is written."""
+"""The journal of one claim as its steps use it: which step comes next, what is written, and what is unconfirmed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final, Generic, TypeGuard, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeGuard, TypeVar, cast
 
+from .._core.codec.json import encode
 from .._core.ids import RunTrace, unbroken
 from .._core.redaction import Redaction
 from .._engines.base import Op
-from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record
+from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, start_events, with_start_info
 from ..errors import JournalMismatch, StorageBusy
 from .journal_view import (
     ASIDE_FIELD,
@@ -23,14 +24,137 @@ from .journal_view import (
     has_place,
     was_concurrent,
 )
-from .lineage_keys import LineageKeys
-from .record_factory import RecordFactory
 from .run_control import RunControl
-from .run_writer import RunWriter, StepWriter
-from .step_keys import StepKeys
+from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
+from .step_keys import LineageKeys, StepKeys
 from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
-from .unconfirmed_writes import UnconfirmedWrites
 from .usage import RecordedUsage
+
+# -- records
+
+
+class CompletedStep(Protocol):
+    """What a DONE record takes from its step."""
+
+    name: str
+    key: str
+    position: int
+    total: int
+    info: str | None
+    digest: str | None
+    no_events: bool
+    start_record: Record | None  # the record of its start, which may still be buffered
+
+    @property
+    def options(self) -> Any: ...
+
+
+class RecordFactory:
+    """Builds journal records, and numbers them.
+
+    Attributes:
+        position: The position of the last imperative step, child run or wait, counted over the run.
+        wall: Returns the wall time in seconds.
+    """
+
+    def __init__(self, writer: StepWriter) -> None:
+        self.position: int = 0
+        self.wall: Callable[[], float] = writer.clock.wall
+        self._writer = writer
+        self._next_seq, self._claim_id = writer.next_seq, writer.claim_id
+
+    def next_position(self) -> int:
+        """Return the position of the next imperative step, child run or wait."""
+        self.position += 1
+        return self.position
+
+    def started(
+        self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
+        info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
+    ) -> Record:  # fmt: skip
+        """Return a STARTED record; a `quiet` one has no events."""
+        events = 0 if quiet else start_events(total)
+        # Does what the constructor of a NamedTuple does, but faster.
+        record: Record = tuple.__new__(
+            Record,
+            (
+                self._next_seq(), STARTED, name, key, attempt, self._claim_id, self.wall(), None, None, state, pos,
+                total, tries, 0, encode(info) if info else None, None, digest, -1, events,
+            ),
+        )  # fmt: skip
+        return record
+
+    def completed(
+        self, step: CompletedStep, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,
+        next: str | None = None,
+    ) -> Record:  # fmt: skip
+        """Return the DONE record of a step.
+
+        If the record of the step's start is still in the write buffer, this removes it, and the DONE record stands for
+        both.
+
+        Args:
+            step: The step.
+            result: Its encoded result.
+            attempt: The number of the attempt that succeeded.
+            ms: The duration of that attempt in milliseconds.
+            state: The encoded state of its list, if the step has changed it.
+            next: The start of the step after it, encoded, if this record contains it.
+        """
+        writer, total, info = self._writer, step.total, step.info
+        events = 0 if step.no_events else 1 if next is None else 3 if total else 2
+        start = step.start_record
+        # The events of a start in this record get the time of this record, which must not be far off.
+        if start is not None and start.nev and ms <= writer.max_delay * 1000 and writer.withdraw(start):
+            info = with_start_info(info, start)
+            events += start.nev
+        # Does what the constructor of a NamedTuple does, but faster.
+        record: Record = tuple.__new__(
+            Record,
+            (
+                self._next_seq(), DONE, step.name, step.key, attempt, self._claim_id, self.wall(), result, None,
+                state, step.position, total, step.options.retries + 1, ms, info, next, step.digest, -1, events,
+            ),
+        )  # fmt: skip
+        return record
+
+    def completion(self, step: CompletedStep, text: str, attempt: int, ms: int) -> tuple[Record]:
+        """Return the records to write at the end of a step: only its DONE record."""
+        return (self.completed(step, text, attempt, ms),)
+
+    def value(
+        self, name: str, key: str, result: str | None, info: str | None, digest: str | None, pos: int = 0
+    ) -> Record:
+        """Return a DONE record without events: of a wait, a child run or a recorded value."""
+        return Record(
+            self._next_seq(), DONE, name, key, 1, self._claim_id, self.wall(), result, pos=pos, info=info, digest=digest
+        )
+
+    def failed(
+        self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
+        quiet: bool = False,
+    ) -> Record:  # fmt: skip
+        """Return a RETRYING or FAILED record; a `quiet` one has no events."""
+        return Record(
+            self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(),
+            pos=pos, total=total, tries=tries, info=encode(info), nev=0 if quiet else 1,
+        )  # fmt: skip
+
+    def boundary(
+        self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
+        info: dict[str, Any] | None = None,
+    ) -> Record:  # fmt: skip
+        """Return a record of the run itself, which has `nev` events."""
+        return Record(
+            self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(), total=total,
+            info=encode(info) if info else None, nev=nev,
+        )  # fmt: skip
+
+    def renumbered(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the same records with new numbers, higher than all earlier ones."""
+        next_seq = self._next_seq
+        return [each._replace(seq=next_seq()) for each in records]
+
 
 _SEQ = itemgetter(0)
 
@@ -442,3 +566,125 @@ RunJournal = StepJournal[RunWriter]
 def has_run(journal: StepJournal[StepWriter]) -> TypeGuard[RunJournal]:
     """Whether the journal is that of a run."""
     return journal.writer.has_journal
+
+
+# -- unconfirmed writes
+
+
+class UnconfirmedWrites:
+    """Finds out whether unconfirmed writes were applied, and writes again what was not.
+
+    Attributes:
+        pending: The unconfirmed writes, oldest first. It is always the same list.
+        failed_attempts: The number of the last failed attempt of each step that this claim has recorded.
+    """
+
+    def __init__(self, writer: StepWriter, records: RecordFactory, keys: StepKeys, view: JournalView) -> None:
+        self.pending: list[UnconfirmedWrite] = writer.unconfirmed
+        self.failed_attempts: dict[Identity, int] = {}
+        self._writer = writer
+        self._records = records
+        self._keys = keys
+        self._view = view
+
+    def add(self, records: Sequence[Record], *, repeatable: bool = True) -> None:
+        """Note that the commit of these records has an unknown outcome.
+
+        Args:
+            records: The records.
+            repeatable: They are all that the commit contained, so it can be written again.
+        """
+        self.pending.append(UnconfirmedWrite(records, repeatable=repeatable))
+
+    async def after_pending(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Resolve all pending writes. Returns these records with numbers after theirs."""
+        await self.resolve()
+        return self._records.renumbered(records)
+
+    async def write_failed(
+        self, records: Sequence[Record], error: BaseException, outer: StepScope | None
+    ) -> BaseException | None:
+        """Write the ends of steps again whose commit raised `error`, if the outcome is unknown.
+
+        Args:
+            records: The ends, the newest last.
+            error: What their commit raised.
+            outer: The step around them, or None.
+
+        Returns:
+            None if the records are in the journal now. The error to raise if the commit was refused.
+
+        Raises:
+            BaseException: The outcome is still unknown. The next call of the newest step gets the same key.
+        """
+        if isinstance(error, StorageBusy) and error.tries == 1 and self._writer.is_newest(records):
+            try:
+                await self._writer.append(*records)
+                self._view.add(records)
+                return None
+            except BaseException as later:  # noqa: BLE001 - returned or raised below
+                if isinstance(later, StorageBusy):
+                    later.tries += error.tries
+                error = later
+        if not isinstance(error, OUTCOME_UNKNOWN):
+            return error
+        self.add(records)
+        try:
+            if isinstance(error, asyncio.CancelledError) or self._writer.is_newest(records):
+                raise error  # the writer has repeated the commit already
+            await self.resolve()
+        except BaseException:
+            self._keys.reuse_key(records[-1].name, records[-1].key, records[-1].digest, outer)
+            raise
+        return None
+
+    async def resolve(self) -> None:
+        """Find out which pending writes were applied, and write again those that were not.
+
+        Call it before a step is looked up: a step that has run must not run again. Call it before a record is
+        written: the record must not come before the results that it depends on.
+        """
+        async with self._keys.exclusive("", "questions"):
+            while self.pending:
+                write = self.pending[0]
+                records = write.records
+                applied = await self._writer.confirm_record(records[-1])
+                if applied is not None:
+                    self._view.add(records := (*records[:-1], applied))
+                    if not write.reported:
+                        await self._writer.publish_events(*records)
+                elif write.repeatable and (records := self.renumbered(records)):
+                    self.pending[0] = write._replace(records=records)
+                    await self._writer.append(*records, reported=write.reported)
+                    self._view.add(records)
+                del self.pending[0]
+
+    def renumbered(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the same records with numbers after records that were to follow them.
+
+        They are marked as concurrent steps, since their order in the journal shows nothing about the code. The start
+        of a step whose end or failure is in the journal is left out.
+        """
+        completed, failed = self._view.completed, self.failed_attempts
+        kept = [
+            each
+            for each in records
+            if each.kind != STARTED or (each[2:4] not in completed and each.attempt > failed.get(each[2:4], 0))
+        ]
+        return [
+            as_concurrent(each) if each.kind in (STARTED, DONE) else each for each in self._records.renumbered(kept)
+        ]
+
+    async def resolve_at_end(self, error: BaseException | None) -> None:
+        """Resolve all pending writes at the end of an attempt, so that the next one need not repeat the steps.
+
+        Args:
+            error: What the attempt raised; None if it returned. The result was built on the pending writes, so it
+                must not be recorded if they cannot be resolved.
+        """
+        if self.pending and (error is None or isinstance(error, Exception)):
+            try:
+                await self.resolve()
+            except Exception:
+                if error is None:
+                    raise

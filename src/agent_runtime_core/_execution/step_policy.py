@@ -1,12 +1,14 @@
-"""Policy of a step: its retries, its time limit, and what to do if the outcome of an earlier attempt is unknown."""
+"""Options of a step: retries, time limit, result, and what to do if the outcome of an earlier attempt is unknown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from .._core.codec.json import MAX_RESULT
+from .._core.codec.typed import codec_for
 from .._core.log import log
 from .._core.validation import is_number, must
 from ..errors import (
@@ -45,6 +47,9 @@ NEVER_RETRIED = (
 #: not failed: they are raised unchanged, without another attempt, and the step runs again when it is called again.
 CONTROL_FLOW: Final[list[type[Exception]]] = []
 
+#: The errors that a step retries by default.
+_USUAL: Final = (Exception,)
+
 #: Policies of a fork for a guarded step that another run of its lineage has done.
 EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
 
@@ -70,9 +75,9 @@ class AlreadyDone:
     result: Any = None
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Policy:
-    """How a step is attempted.
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class StepOptions:
+    """The options of a step, checked. `RunContext.step` and `Step` list them for users, with these defaults.
 
     Attributes:
         retries: Attempts after the first one.
@@ -81,6 +86,10 @@ class Policy:
         retry_on: Error types that are retried, or a function that decides for an error.
         backoff: Computes the delay instead of `retry_delay`.
         on_in_doubt: What happens if the outcome of an earlier attempt is unknown.
+        returns: Type of the result, instead of the function's annotation.
+        max_result_bytes: Limit for the encoded result.
+        description: Text for the step's events.
+        on_changed_input: "use" or "raise", for a saved result with other arguments. Only `RunContext.step` takes it.
 
     Raises:
         InvalidArgument: A value is out of range.
@@ -92,23 +101,45 @@ class Policy:
     retry_on: RetryOn = Exception
     backoff: Delay | None = None
     on_in_doubt: InDoubt = "retry"
+    returns: Any = None
+    max_result_bytes: int = MAX_RESULT
+    description: str | None = None
+    on_changed_input: str = "use"
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries < 2**31:
             raise must("retries", "be an integer of at least 0", self.retries)
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise must("timeout", "be a number of seconds above 0, or None for no limit", self.timeout)
-        at_least_zero("retry_delay", self.retry_delay)
+        if type(self.retry_delay) is not float or not 0 <= self.retry_delay < math.inf:  # the usual type needs no call
+            at_least_zero("retry_delay", self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
             kinds = ()  # a function
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        if kinds != _USUAL and not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             wanted = "be an exception class, a tuple of them or a function of the error"
             raise must("retry_on", wanted, self.retry_on)
         if self.backoff is not None and not callable(self.backoff):
             raise must("backoff", "be Backoff(...) or a function of (attempt, random)", self.backoff)
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise must("on_in_doubt", "be 'retry', 'fail', 'review' or a check function", self.on_in_doubt)
+        if self.max_result_bytes != MAX_RESULT:
+            codec_for(None, self.max_result_bytes)
+        if self.on_changed_input not in ("use", "raise"):
+            raise must("on_changed_input", "be 'use' or 'raise'", self.on_changed_input)
+
+    @staticmethod
+    def of(method: str, given: Mapping[str, Any], without: Container[str] = ()) -> StepOptions:
+        """Return the options that a call of `method` was given; it does not take the options in `without`.
+
+        Raises:
+            TypeError: The method takes no argument of that name.
+            InvalidArgument: A value is out of range.
+        """
+        for name in given:
+            if name in without or name not in _NAMES:
+                raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+        return StepOptions(**given)
 
     @property
     def repeats_doubt(self) -> bool:
@@ -143,5 +174,5 @@ class Policy:
         return bool(self.retry_on(error))
 
 
-DEFAULT_FIELDS = (0, 1.0, None, Exception, None, "retry")  # of a step without arguments for its policy
-DEFAULT_POLICY = Policy()
+_NAMES: Final = frozenset(StepOptions.__slots__)
+DEFAULT_OPTIONS: Final = StepOptions()

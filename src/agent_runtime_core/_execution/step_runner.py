@@ -32,12 +32,12 @@ from ..errors import (
 from ..state.base import EffectExists
 from .effects import CHECK, GuardedStep
 from .journal_view import BEFORE_FIELD, CONCURRENT_INFO, GUARDED_FIELD
-from .redacted_values import redacted_result
+from .result_codec import redacted_result
 from .run_writer import StepWriter
 from .step_failure import Failure, failure_info
 from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
-from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, Policy
+from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, StepOptions
 from .step_scope import BODIES, CURRENT_STEP, StepScope, run_body
 from .usage import stored_charges, with_charged
 
@@ -72,13 +72,12 @@ class StepCall:
     name: str
     key: str
     call: Callable[[int], Awaitable[Any]]
-    policy: Policy
+    options: StepOptions
     _: KW_ONLY
     encode: Callable[[object], str] = encode
     decode: Callable[[str], object] = decode
     position: int = 0
     total: int = 0
-    description: str | None = None
     digest: str | None = None
     info: str | None = None
     start_recorded: bool = False
@@ -127,7 +126,7 @@ def run_step(
         raise journal.writer.closed_error(work.name)
     if journal.control.refuses and not is_admitted:
         return _run_unless_stopped(journal, work, seal)
-    if work.policy.on_in_doubt != "retry" and has_run(journal):
+    if work.options.on_in_doubt != "retry" and has_run(journal):
         return _run_guarded(journal, work, seal)
     start = (
         journal.view.started.pop((work.name, work.key), None)
@@ -212,7 +211,7 @@ async def _run_tries(
     journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool, guarded: GuardedStep | None = None
 ) -> Any:
     """Run the attempts of a step, and record its end. A `guarded` step has recorded its first start."""
-    boot, timeout = journal.writer.clock.boot, work.policy.timeout
+    boot, timeout = journal.writer.clock.boot, work.options.timeout
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer, digest=work.digest, position=work.position)
     journal.running_steps += 1
@@ -399,7 +398,7 @@ async def _record_start(journal: StepJournal[StepWriter], work: StepCall, attemp
     Returns:
         The number of the record; -1 if there is none.
     """
-    if work.policy.on_in_doubt != "retry" or work.errors_before:
+    if work.options.on_in_doubt != "retry" or work.errors_before:
         record = _start_record(journal, work, attempt, in_doubt)
         await journal.publish(record)
         _errors_recorded(journal, work)
@@ -421,18 +420,18 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
     info: dict[str, Any] = {} if work.start_info is None else {**work.start_info}
     if work.needs:
         info["needs"] = work.needs
-    if work.description is not None:
-        info["description"] = work.description
+    if work.options.description is not None:
+        info["description"] = work.options.description
     if in_doubt and attempt == 1:
         info["in_doubt"] = True
     if work.info is not None and work.info.startswith(CONCURRENT_INFO[:-1]):
         info["beside"] = True
-    if work.policy.on_in_doubt != "retry":
+    if work.options.on_in_doubt != "retry":
         info |= {GUARDED_FIELD: True, **journal.about_flow()}
     if work.errors_before:
         info[BEFORE_FIELD] = list(work.errors_before)
     return journal.records.started(
-        work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.policy.retries + 1,
+        work.name, work.key, attempt=attempt, pos=work.position, total=work.total, tries=work.options.retries + 1,
         info=info, digest=work.digest, quiet=work.no_events, state=work.state,
     )  # fmt: skip
 
@@ -440,7 +439,7 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
 async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, attempt: int, error: Exception) -> None:
     """Record a failed attempt and wait for the next one, or raise its error."""
     leaves = bool(CONTROL_FLOW) and isinstance(error, tuple(CONTROL_FLOW))
-    delay = None if leaves else work.policy.delay(error, attempt, journal.writer.clock.random)
+    delay = None if leaves else work.options.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
     info = failure_info(cause, journal.redaction)
     if isinstance(cause, LeaseLost):
@@ -473,7 +472,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         attempt=attempt,
         pos=work.position,
         total=work.total,
-        tries=work.policy.retries + 1,
+        tries=work.options.retries + 1,
         info=info,
         quiet=work.no_events,
     )
@@ -502,7 +501,7 @@ async def _apply_in_doubt_policy(
         RunFailed: A reviewer answered that the step failed.
         InvalidArgument: The check function returned neither None nor AlreadyDone.
     """
-    policy = work.policy.on_in_doubt
+    policy = work.options.on_in_doubt
     if policy == "fail":
         raise StepInDoubt(work.name, f"it was interrupted, and its outcome is unknown (on_in_doubt='fail'). {CHECK}")
     if policy == "review":

@@ -45,12 +45,10 @@ from ..state.base import APPROVED
 from ..status import RunStatus
 from ..tools.confirmation import misfit_of_answer
 from .effects import effect_row, join_lineage, other_rows
-from .inbox import Inbox, message_of
 from .journal_view import CHILD, CHILD_IN_DOUBT, SIGNAL, is_in_doubt
-from .mailbox import MailboxReader, consumed_numbers
+from .mailbox import Inbox, MailboxReader, consumed_numbers, message_of
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
-from .reviews import reviewed
 from .run_control import RunControl, Services
 from .run_writer import OUTCOME_UNKNOWN, Row
 from .step_journal import RunJournal
@@ -647,3 +645,28 @@ def _ended_before(row: RunRow, stored: RunRow) -> bool:
             "run with the id of its caller has called. Delete it with runner.discard, or use another run id"
         )
     return True
+
+
+# -- reviews
+
+#: What an answer looks like, as JSON Schema. The plain strings "retry" and "failed" are accepted too.
+ANSWER_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"outcome": {"enum": ["done", "retry", "failed"]}, "result": {}},
+    "required": ["outcome"],
+}
+
+
+def reviewed(answer: Any, read: Callable[[Any], Any] = lambda result: result) -> tuple[str, Any]:
+    """Return the outcome of a step in doubt by the answer of a reviewer, and its result if it was done.
+
+    Raises:
+        InvalidArgument: The answer has no known outcome.
+    """
+    outcome = answer.get("outcome") if isinstance(answer, dict) else answer
+    if outcome == "done" and isinstance(answer, dict):
+        return outcome, read(answer.get("result"))
+    if outcome in ("retry", "failed"):
+        return outcome, None
+    outcomes = '{"outcome": "done", "result": …}, {"outcome": "retry"} or {"outcome": "failed"}'
+    raise must("the answer", f"be {outcomes}", answer)

@@ -8,7 +8,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic_ai.durable_exec import (
     DurableOperationId,
@@ -21,26 +21,17 @@ from pydantic_ai.durable_exec import (
 )
 from pydantic_ai.tools import RunContext as AgentRunContext
 
-from .._execution.step_policy import InDoubt, RetryOn
+from .._core.typed_steps import AttemptOptions
 from ..errors import StepExecutionError
 from ..interfaces import RunContext, current_run
 from ..portal import from_thread, in_thread
-from ..retry import Delay
 from ._steps import ModelUsage, model_step, number_of_use, scope_id_of
 
 T = TypeVar("T")
 
 
-class StepOptions(TypedDict, total=False):
+class StepOptions(AttemptOptions, total=False):
     """How the steps of an agent are attempted: arguments of `ctx.step` by their names."""
-
-    retries: int
-    retry_delay: float
-    timeout: float | None
-    retry_on: RetryOn
-    backoff: Delay | None
-    on_in_doubt: InDoubt
-    max_result_bytes: int
 
 
 #: The tool call that the code is part of, as the ids of its agent run and of the call.

@@ -50,7 +50,7 @@ from pydantic_ai.tools import RunContext as AgentRunContext
 from .._core.event_types import EventType
 from .._core.run_tasks import EVENT_WAITERS
 from .._core.validation import must, unknown
-from .._execution.step_policy import Policy
+from .._execution.step_policy import StepOptions as CheckedOptions
 from ..errors import InvalidArgument, StepCancelledError, WaitTimeout
 from ..interfaces import RunContext, current_run
 from ._pydantic_ai_steps import (
@@ -302,7 +302,7 @@ def _checked(name: str, options: Any) -> StepOptions:
     for each in options:
         if each not in known:
             raise InvalidArgument(unknown(f"step option in {name}", each, known))
-    Policy(**{each: value for each, value in options.items() if each != "max_result_bytes"})
+    CheckedOptions(**options)
     return cast("StepOptions", dict(options))
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from .._core.context_vars import start_helper
 from .._core.log import log
-from .._execution.inbox import message_of
+from .._execution.mailbox import message_of
 from .._execution.recorded_calls import RecordedCalls
 from ..errors import AgentRuntimeError, LimitExceeded
 from ..limits import Budget

@@ -19,7 +19,7 @@ from .._core.log import step_position
 from .._core.validation import Shown, must
 from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered, with_note
 from .._execution.recorded_calls import UNRECORDED
-from .._execution.step_policy import Policy
+from .._execution.step_policy import StepOptions
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
@@ -198,7 +198,7 @@ class ToolCalls:
         changed = prepared.changed
         args = _args(call) if changed is not None or arguments is None else arguments
         call_record = {"name": call.name, "id": call.id, "args": args}
-        policy = _policy(tool, session.tools)
+        options = _options(tool, session.tools)
 
         def attempt(number: int) -> Awaitable[dict[str, Any]]:
             self.started.add(index)
@@ -208,8 +208,8 @@ class ToolCalls:
                 given = read(call) if changed is None else cast("dict[str, Any]", decode(changed))
             return self._answer(
                 call, call_record, tool, given, index,
-                lambda error: (isinstance(error, ToolTimeout) and not policy.repeats_doubt)
-                or policy.delay(error, number, session.clock.random) is not None,
+                lambda error: (isinstance(error, ToolTimeout) and not options.repeats_doubt)
+                or options.delay(error, number, session.clock.random) is not None,
             )  # fmt: skip
 
         answer: dict[str, Any] = await session.in_time(
@@ -217,7 +217,7 @@ class ToolCalls:
                 "tool",
                 key,
                 attempt,
-                policy=policy,
+                options=options,
                 tool=call_record,
                 effect=self._effect(call, tool),
                 lazy=lazy,
@@ -425,14 +425,14 @@ async def _gather(tasks: list[asyncio.Task[None]]) -> None:
         raise
 
 
-def _policy(tool: Tool | None, registry: ToolRegistry) -> Policy:
+def _options(tool: Tool | None, registry: ToolRegistry) -> StepOptions:
     """Return how the call of a tool is attempted."""
     in_doubt = in_doubt_policy(tool)
     # A registry that runs tools in another way retries them itself.
     if tool is None or not tool.retries or type(registry).execute is not ToolRegistry.execute:
-        return Policy(on_in_doubt=in_doubt)
+        return StepOptions(on_in_doubt=in_doubt)
     delay = tool.retry_delay
-    return Policy(
+    return StepOptions(
         tool.retries,
         0.0 if callable(delay) else delay,
         retry_on=partial(is_retried, tool),

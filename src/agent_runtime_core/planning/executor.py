@@ -38,8 +38,7 @@ from ..limits import Budget, RunLimits
 from ..loop.answers import flaw_of
 from ..loop.prepared_calls import Question
 from ..retry import Backoff
-from ..steps.checkpoint_only import labels_of
-from ..steps.executor import StepExecutor
+from ..steps.executor import StepExecutor, labels_of
 from ..steps.graph import Graph
 from ..steps.graph_run import GraphRun
 from ..steps.model import Step

@@ -16,7 +16,7 @@ from .._core.clock import aware
 from .._core.codec.json import decode_known
 from .._core.ids import known_uuid
 from .._core.validation import Shown, must
-from .._execution.reviews import ANSWER_SCHEMA, reviewed
+from .._execution.waits import ANSWER_SCHEMA, reviewed
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnserialisableResult, brief
 from ..events.base import EventBus
 from ..queue.base import RunQueue

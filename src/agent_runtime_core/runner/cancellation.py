@@ -10,8 +10,7 @@ from uuid import UUID
 from .._core.codec.json import encode
 from .._core.log import about_run, log
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
-from .._execution.claim_writer import BUSY_ATTEMPTS
-from .._execution.event_publisher import missing_events
+from .._execution.claim_writer import BUSY_ATTEMPTS, missing_events
 from .._execution.result_codec import encode_result
 from .._journal.record import ENDED, Record
 from ..errors import LeaseLost, StorageBusy

@@ -17,10 +17,9 @@ from .._core.context_vars import ACTIVE_RUN, ActiveRun, restore
 from .._core.log import LOGGED_RUN, LoggedRun
 from .._core.threads import AGENT_CONTEXT, HOME_LOOP, AgentContext
 from .._execution.context import Context
-from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.result_codec import error_payload
 from .._execution.run_control import RunControl
-from .._execution.run_writer import RunWriter
+from .._execution.run_writer import ReadOnlyWriter, RunWriter
 from .._execution.step_journal import StepJournal
 from .._execution.sync_context import SyncRunContext
 from ..errors import LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error

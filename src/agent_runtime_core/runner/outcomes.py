@@ -15,8 +15,7 @@ from .._core.clock import aware
 from .._core.codec.json import encode
 from .._core.redaction import Redaction
 from .._core.validation import must
-from .._execution.redacted_values import redacted_error, redacted_run_result
-from .._execution.result_codec import error_payload
+from .._execution.result_codec import error_payload, redacted_error, redacted_run_result
 from .._execution.run_control import Stop
 from ..errors import (
     EffectAlreadyDone,

@@ -19,8 +19,8 @@ from .._core.timeouts import wait_cancelled
 from .._engines.base import Op
 from .._execution.context import Context
 from .._execution.journal_view import CHILD, SIGNAL
-from .._execution.read_only_writer import ReadOnlyWriter
 from .._execution.run_control import RunControl
+from .._execution.run_writer import ReadOnlyWriter
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.sync_context import run_agent
 from .._journal.record import Record

@@ -16,7 +16,7 @@ from .._core.lazy_import import load
 from .._core.log import about_run, log
 from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
-from .._execution.inbox import checked_when, mailbox_id, mailbox_payload, message_of, user_message
+from .._execution.mailbox import checked_when, mailbox_id, mailbox_payload, message_of, user_message
 from .._execution.run_control import RunRecorder
 from ..errors import IllegalTransition, LeaseLost, brief, text_of
 from ..events.base import EventBus

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._execution.context import Context
-from .._execution.inbox import message_of
-from .._execution.mailbox import consumed_numbers
+from .._execution.mailbox import consumed_numbers, message_of
 from .._journal.record import Record
 from ..interfaces import RunResult
 from ..persistence.stored_history import UNANSWERED

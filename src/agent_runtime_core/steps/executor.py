@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from .._core.codec.json import MAX_RESULT
+from .._core.codec.json import decode
 from .._core.ids import unbroken
-from .._core.typed_steps import typed_blocking_map, typed_map
+from .._core.typed_steps import takes_options_of, typed_blocking_map, typed_map
 from .._core.validation import Shown, is_number, must, shown
+from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
 from .._execution.run_writer import StepWriter
 from .._execution.step_journal import StepJournal
-from .._execution.step_policy import InDoubt, Policy, RetryOn
+from .._execution.step_keys import StepKeys
+from .._execution.step_policy import StepOptions
 from .._execution.step_scope import Identity
 from .._execution.sync_context import SyncRunContext
 from ..errors import brief
+from ..interfaces import RunContext
 from ..portal import from_thread
-from ..retry import Delay
-from .checkpoint_only import labels_of, open_checkpoint
 from .graph import Graph, is_graph
 from .graph_run import GraphRun
 from .map_run import MapRun
@@ -26,7 +27,63 @@ from .model import ExecutionState, Step, name_of, unique
 from .sequence import StepSequence
 from .step_list import ListOptions
 
+# -- steps without a journal
+
+
+async def open_checkpoint(
+    ctx: Any, key: str, poll_interval: float, labels: Mapping[Identity, str], shown: ExecutionState, resume: bool
+) -> tuple[StepJournal[StepWriter], ExecutionState]:
+    """Open the checkpoint of a context in place of a journal.
+
+    Args:
+        ctx: The context.
+        key: The key of the executor's state in the checkpoint.
+        poll_interval: Seconds between two checks whether the context was cancelled.
+        labels: The names under which the results of the list or map are saved.
+        shown: The present state of the executor. A new state starts with its `custom_state`.
+        resume: Load the saved state. Otherwise the list restarts.
+
+    Returns:
+        The journal, and the state for the executor.
+
+    Raises:
+        InvalidArgument: The checkpoint has something else under the key.
+    """
+    writer = CheckpointWriter(ctx, key, poll_interval, labels)
+    saved = await _saved_state(ctx, key) if resume else None
+    state = ExecutionState() if saved is None else saved
+    writer.load(state)
+    journal = StepJournal(writer, records := writer.records(), keys=StepKeys(str(getattr(ctx, "run_id", ""))))
+    if not resume:
+        journal.view.resets["x:"] = -1  # the list adds 1: its steps have LIST_KEY also after a restart
+    if saved is not None:
+        journal.view.states.begin(LIST_KEY, writer.custom_state)
+        if records:
+            journal.view.states.set(LIST_KEY, "0", records[-1].seq, writer.custom_state, writer.custom_state)
+    custom = cast("dict[str, Any]", decode(writer.custom_state)) if saved is not None else shown.custom_state
+    return journal, ExecutionState(state.execution_id, started_at=state.started_at, custom_state=custom)
+
+
+async def _saved_state(ctx: Any, key: str) -> ExecutionState | None:
+    """Return the state that the checkpoint has under the key; None if it has none."""
+    saved = (await ctx.get_state() or {}).get(key)
+    if saved is None:
+        return None
+    try:
+        return ExecutionState.from_dict(saved)
+    except (AttributeError, TypeError, ValueError) as error:
+        fix = "Pass another checkpoint_key=, or restart with run(steps, resume=False)"
+        raise must(f"the checkpoint's {brief(key)}", "be the state of a StepExecutor", saved, fix) from error
+
+
+def labels_of(steps: Iterable[Step]) -> dict[Identity, str]:
+    """Return the labels of the steps of a list: their names."""
+    return {(step.name, LIST_KEY): step.name for step in steps}
+
+
 DEFAULT_KEY = "_step_executor_state"
+#: Options of a step that a map does not take.
+_NOT_IN_MAP: Final = ("description", "on_changed_input")
 
 
 class StepExecutor:
@@ -159,6 +216,7 @@ class StepExecutor:
             return await StepSequence(self.options, journal, scope).run(steps, initial_state, resume)
 
     @typed_map
+    @takes_options_of(RunContext.step, _NOT_IN_MAP)
     async def map(
         self,
         name: str,
@@ -166,14 +224,7 @@ class StepExecutor:
         items: Iterable[Any],
         *,
         key: Callable[[Any], str] | None = None,
-        retries: int = 0,
-        retry_delay: float = 1.0,
-        timeout: float | None = None,
-        retry_on: RetryOn = Exception,
-        backoff: Delay | None = None,
-        on_in_doubt: InDoubt = "retry",
-        returns: Any = None,
-        max_result_bytes: int = MAX_RESULT,
+        **options: Any,
     ) -> list[Any]:
         """Call `fn(item)` for every item, several at once, and save each result as a step.
 
@@ -186,14 +237,8 @@ class StepExecutor:
             items: The items.
             key: Returns the key of an item. It identifies the item in all maps of that name; without it, the position
                 does.
-            retries: Attempts for each item after the first one.
-            retry_delay: Seconds before each retry.
-            timeout: Seconds that one attempt may take, None for no limit.
-            retry_on: Error types that are retried, or a function that decides for an error.
-            backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
-            on_in_doubt: As for `Step`.
-            returns: Type of the results, instead of the function's annotation.
-            max_result_bytes: Limit for each encoded result.
+            **options: How each item is run, as for `Step`: `retries`, `retry_delay`, `timeout`, `retry_on`, `backoff`,
+                `on_in_doubt`, `returns` and `max_result_bytes`.
 
         Returns:
             The results in the order of the items.
@@ -204,7 +249,7 @@ class StepExecutor:
             InvalidArgument: Two items have the same key, or an earlier map of that name had another item in the same
                 position.
         """
-        policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        step = StepOptions.of("map", options, _NOT_IN_MAP)
         name = unbroken("map name", name)
         try:
             iterator = iter(items)
@@ -218,9 +263,7 @@ class StepExecutor:
             duplicate = next(k for k in keys if keys.count(k) > 1)
             raise must(f"map {brief(name)}: keys of items", "be unique", Shown(f"{brief(duplicate)} twice"))
         journal, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
-        return await MapRun(self.options, journal, scope).run(
-            name, fn, listed, keys, policy, returns, max_result_bytes, key is None
-        )
+        return await MapRun(self.options, journal, scope).run(name, fn, listed, keys, step, key is None)
 
     # -- in a plain run
 

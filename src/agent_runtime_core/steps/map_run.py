@@ -11,7 +11,7 @@ from .._execution.journal_view import CONCURRENT_INFO
 from .._execution.run_writer import StepWriter
 from .._execution.step_function import StepFunction, call, step_function
 from .._execution.step_journal import StepJournal
-from .._execution.step_policy import Policy
+from .._execution.step_policy import StepOptions
 from .._execution.step_runner import StepCall, run_step
 from .._execution.step_scope import CURRENT_STEP
 from .._journal.record import SKIPPED, Record
@@ -30,8 +30,7 @@ class MapRun:
         self.failed: BaseException | None = None
 
     async def run(
-        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any,
-        max_result_bytes: int, by_position: bool,
+        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], step: StepOptions, by_position: bool
     ) -> list[Any]:  # fmt: skip
         """Run the items that are not recorded yet. Returns the results in the order of the items.
 
@@ -40,15 +39,13 @@ class MapRun:
             fn: A function of an item.
             items: The items.
             keys: A key for each item.
-            policy: How each item is attempted.
-            returns: Type of the results, instead of the function's annotation.
-            max_result_bytes: Limit for each encoded result.
+            step: The options of each item.
             by_position: The keys are the positions of the items.
         """
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
-        self.policy: Policy = policy
-        self.function: StepFunction = step_function(fn, returns, max_result_bytes)
+        self.step: StepOptions = step
+        self.function: StepFunction = step_function(fn, step.returns, step.max_result_bytes)
         suffix = self._key_suffix(by_position)
         self.keys: list[str] = [f"m:{key}{suffix}" for key in keys]
         self.name = name
@@ -144,9 +141,9 @@ class MapRun:
 
         work = StepCall(
             journal.view.journal_name(self.name, key), key,
-            journal.writer.watched(lambda attempt: call(self.fn, self.function, (item,), ctx)), self.policy,
+            journal.writer.watched(lambda attempt: call(self.fn, self.function, (item,), ctx)), self.step,
             encode=self.function.encode, decode=self.function.decode, position=index, total=len(self.items),
-            digest=self.digests[index], info=self.info, start_recorded=started and self.policy.on_in_doubt == "retry",
+            digest=self.digests[index], info=self.info, start_recorded=started and self.step.on_in_doubt == "retry",
         )  # fmt: skip
         try:
             self.results[index] = await run_step(journal, work, seal)
@@ -167,7 +164,7 @@ class MapRun:
             or not journal.is_unclaimed(self.name, key)
         ):
             return None
-        if self.policy.on_in_doubt != "retry" or not journal.writer.has_journal:
+        if self.step.on_in_doubt != "retry" or not journal.writer.has_journal:
             return None  # if another item fails, this one never starts, and it would be left in doubt
         journal.carried.add((self.name, key))
-        return encode({"name": name, "key": key, "pos": index, "tries": self.policy.retries + 1})
+        return encode({"name": name, "key": key, "pos": index, "tries": self.step.retries + 1})

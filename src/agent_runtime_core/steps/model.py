@@ -8,18 +8,17 @@ import datetime as _dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
 from .._core.codec.json import MAX_RESULT, encode
 from .._core.codec.tagged import stored_as_dict
-from .._core.codec.typed import codec_for
 from .._core.ids import run_uuid, unbroken
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must
 from .._execution.step_function import StepFunction, cached_step_function, step_function
-from .._execution.step_policy import DEFAULT_FIELDS, DEFAULT_POLICY, InDoubt, Policy, RetryOn
+from .._execution.step_policy import DEFAULT_OPTIONS, InDoubt, RetryOn, StepOptions
 from .._execution.step_runner import IMMUTABLE
 from ..errors import UnserialisableResult, brief
 from ..retry import Delay
@@ -75,7 +74,7 @@ class Step:
 
     # Cached values with the fields they were computed from. ClassVar keeps them from being fields.
     _function: ClassVar[tuple[Any, Any, int, StepFunction] | None] = None
-    _policy: ClassVar[tuple[Any, Policy] | None] = None
+    _options: ClassVar[tuple[Any, StepOptions] | None] = None
 
     def __post_init__(self) -> None:
         self.name = unbroken("step name", self.name)
@@ -83,9 +82,7 @@ class Step:
             raise must(f"step {brief(self.name)}: fn", "be a function of (ctx, state)", self.fn)
         if type(self.depends_on) is not tuple or self.depends_on:
             self.depends_on = self._checked_names(self.depends_on)
-        self.policy()
-        if self.max_result_bytes != MAX_RESULT:
-            codec_for(None, self.max_result_bytes)
+        self.options()
 
     def _checked_names(self, given: Any) -> tuple[str, ...]:
         names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
@@ -103,15 +100,19 @@ class Step:
             known = self._function = (fn, returns, max_bytes, step_function(fn, returns, max_bytes))  # type: ignore[misc]
         return known[3]
 
-    def policy(self) -> Policy:
-        """Return the retries, the time limit and the in-doubt policy of this step, validated."""
-        given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
-        if given == DEFAULT_FIELDS:
-            return DEFAULT_POLICY
-        known = self._policy
+    def options(self) -> StepOptions:
+        """Return the options of this step, checked."""
+        given = _fields_of(self)
+        if given == _DEFAULTS:
+            return DEFAULT_OPTIONS
+        known = self._options
         if known is None or known[0] != given:
-            known = self._policy = (given, Policy(*given))  # type: ignore[misc]
+            known = self._options = (given, StepOptions(*given))  # type: ignore[misc]
         return known[1]
+
+
+_fields_of: Callable[[Any], tuple[Any, ...]] = attrgetter(*StepOptions.__slots__[:-1])  # all but `on_changed_input`
+_DEFAULTS: Final = _fields_of(DEFAULT_OPTIONS)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from .._core.codec.json import decode
 from .._execution.step_function import StepFunction, call_in_thread
-from .._execution.step_policy import DEFAULT_POLICY
+from .._execution.step_policy import DEFAULT_OPTIONS
 from .._execution.step_runner import StepCall, run_step
 from .._journal.record import Record
 from ..errors import JournalMismatch, StepCancelledError
@@ -63,7 +63,7 @@ class StepSequence(StepListRun):
             "",
             self.key,
             self.journal.writer.watched(self._call),
-            DEFAULT_POLICY,
+            DEFAULT_OPTIONS,
             total=self.total,
             digest=self.number,
             info=self.info,
@@ -130,8 +130,8 @@ class StepSequence(StepListRun):
         work.name = name = (
             journal.view.journal_name(step.name, self.key) if journal.view.former_names_by_name else step.name
         )
-        work.policy, work.encode, work.decode = step.policy(), function.encode, function.decode
-        work.position, work.description = index, step.description
+        work.options, work.encode, work.decode = step.options(), function.encode, function.decode
+        work.position = index
         work.start_recorded = self.carried == name
         work.state = self.state_text if self.has_unrecorded_state else None
 

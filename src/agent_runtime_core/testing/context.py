@@ -16,17 +16,18 @@ from uuid import UUID
 
 from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM, Clock, aware
-from .._core.codec.json import MAX_RESULT, decode, encode
+from .._core.codec.json import decode, encode
 from .._core.event_types import RUNNER_TYPES, EventType
 from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
-from .._core.typed_steps import typed_step
+from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import MAX_DEPTH, must
-from .._execution.charging import charge_of
-from .._execution.inbox import checked_when, interrupts, mailbox_payload, message_of, user_message
+from .._execution.context import charge_of
+from .._execution.mailbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step_function import call_in_thread
 from .._execution.step_keys import StepKeys
+from .._execution.step_policy import StepOptions
 from .._execution.step_scope import CURRENT_STEP, StepScope
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
 from .._execution.usage import total
@@ -40,7 +41,6 @@ from ..llm._client import forbid_remote
 from ..persistence.manager import PersistenceManager
 from ..queue.records import MESSAGE, MailboxMessage
 from ..registry import get_runtime
-from ..retry import Delay
 from ..tools.confirmation import misfit_of_answer
 from ..tools.registry import ToolRegistry
 from ..tools.schema import place_context
@@ -247,26 +247,12 @@ class MockRunContext:
         return self._cancelled
 
     @typed_step
-    async def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        key: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 1.0,
-        timeout: float | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool] = Exception,
-        backoff: Delay | None = None,
-        on_in_doubt: str | Callable[..., Any] = "retry",
-        returns: Any = None,
-        on_changed_input: str = "use",
-        description: str | None = None,
-        max_result_bytes: int = MAX_RESULT,
-    ) -> Any:
+    @takes_options_of(RunContext.step)
+    async def step(self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any) -> Any:
         """Call `fn(*args)` once. Retries, time limits and records exist only in the real context."""
         if not callable(fn):
             raise must("fn", "be a function", fn, f"Write ctx.step({brief(name)}, f), without calling f")
+        StepOptions.of("step", options)
         args = place_context(fn, self, args)
         # Code of a plain run() may call its context, which must not happen on the event loop.
         blocks = AGENT_CONTEXT.get(None) is not None or any(isinstance(each, SyncRunContext) for each in args)
