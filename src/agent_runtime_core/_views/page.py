@@ -23,7 +23,6 @@ _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8", ".json": "application/json",
 }  # fmt: skip
-_FOLDER: Final = "inspector/static"
 
 
 class PageFile(NamedTuple):
@@ -37,7 +36,7 @@ class PageFile(NamedTuple):
 def page_files() -> dict[str, PageFile]:
     """Return the files by their path below `static/`, such as `pages/runs.js`. The page itself is `index.html`."""
     contents: dict[str, bytes] = {}
-    _collect(resources.files(__package__.partition(".")[0]).joinpath(_FOLDER), "", contents)
+    _collect(resources.files(__package__).joinpath("static"), "", contents)
     found = {path: PageFile(content, _headers(path, content)) for path, content in contents.items()}
     # The browser otherwise learns of a module only when it has read the one that imports it.
     modules = (f"<static/{path}>; rel=modulepreload" for path in sorted(found) if path.endswith(".js"))
