@@ -37,8 +37,8 @@ async def exported_data(runner: RunClient, row: RunRow, *, redact: bool) -> dict
     for each in rows:
         await _add_run(runner, each, answers, left_out.append)
     about = {
-        **about_view(runner, (), "none", hide_store=True), "read_only": True, "run_id": row.run_id, "redacted": redact,
-        "exported_at": iso_time(runner.queue.clock.wall(), "seconds"), "left_out": left_out,
+        **about_view(runner, (), hide_store=True), "live": "none", "read_only": True, "run_id": row.run_id,
+        "redacted": redact, "exported_at": iso_time(runner.queue.clock.wall(), "seconds"), "left_out": left_out,
     }  # fmt: skip
     found: dict[str, Any] = without_secrets({"about": about, **(redacted_answers(answers) if redact else answers)})
     return found

@@ -14,18 +14,18 @@ from pydantic import BeforeValidator
 from .._core.codec.json import decode_dict
 from .._core.validation import Shown, must
 from .._views.problems import invalid
+from .._views.visibility import is_visible, visible_row, visible_view
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
 from .access import OF_RESULTS, OF_SENDING, Caller, check_scope, require
-from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
+from .documents import Repaired, Reply, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
 from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
-from .reply import Reply
-from .runs import location_of, view_for
-from .state import ServerState, is_visible, state_of, visible_row
+from .reads import after_wait
+from .runs import location_of
+from .state import ServerState, state_of
 from .submission import check_id, check_new, invalid_in, taken
-from .waiting import after_wait
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
@@ -57,7 +57,7 @@ def _finished() -> Problem:
 async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
     row = await after_wait(request, state, row, body.wait, cancels=True)
@@ -73,7 +73,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) ->
 async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.resume(row.run_id, by=caller.name)
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
@@ -88,7 +88,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     if caller.limited:
         await _check_fork(state, caller, row, body)
     try:
@@ -101,7 +101,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
         raise (invalid("after_step", error) if problem is error else problem) from None
     found = await state.runner.queue.require(new)
     headers = {"Location": location_of(request, found.run_id)}
-    return Reply(await view_for(state, caller, found), 201, headers)
+    return Reply(await visible_view(state.runner, caller, found), 201, headers)
 
 
 async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: Fork) -> None:
@@ -119,7 +119,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
         check_id(caller, fork, "new_run_id")
     await check_new(state, caller, fork)
     stored = None if body.new_run_id is None else await state.runner.queue.row(new.run_id)
-    if stored is not None and not await is_visible(state, caller, stored, "act"):
+    if stored is not None and not await is_visible(state.runner.queue, caller, stored, "act"):
         raise taken()
 
 
@@ -139,7 +139,7 @@ async def send_signal(
     Without the scope approve it answers no question of that name.
     """
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     if not (body := await request.body()):
         raise invalid("body", must("the body", "be JSON", Shown("no body"), "Send null for a signal without a payload"))
     answers = "approve" in caller.scopes
@@ -158,7 +158,7 @@ async def send_signal(
 async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     try:
         sent = await state.runner.send(row.run_id, body.message, when=body.when, message_id=body.message_id)
     except IllegalTransition:
@@ -176,7 +176,7 @@ async def send_message(request: Request, id: str, body: SentMessage, caller: Sen
 async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     if row.status not in LIVE:
         raise _finished()
     runner = state.runner
@@ -197,7 +197,7 @@ async def answer_approval(request: Request, id: str, name: str, body: Answer, ca
 async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     """Delete a finished run with its journal, events and messages."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "delete")
+    row = await visible_row(state.runner.queue, caller, id, "delete")
     await state.runner.discard(row.run_id)
     return Response(status_code=204)
 
@@ -236,7 +236,7 @@ async def _repair(
             failed.append({"id": run_id, "why": "The server is shutting down."})
             continue
         try:
-            row = await visible_row(state, caller, run_id, verb)
+            row = await visible_row(state.runner.queue, caller, run_id, verb)
             if row.status != body.state:
                 failed.append({"id": run_id, "why": f"The run must be {body.state}, and is {row.status}."})
                 continue
@@ -258,7 +258,7 @@ async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb:
     )  # fmt: skip
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
-        found += [row.run_id for row in rows if await is_visible(state, caller, row, verb)]
+        found += [row.run_id for row in rows if await is_visible(state.runner.queue, caller, row, verb)]
         wanted = wanted._replace(after=rows[-1].n)
     if len(found) != body.expect:
         raise Problem.of(

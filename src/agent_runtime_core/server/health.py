@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import platform
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .._core.lazy_import import load
-from ..errors import AgentRuntimeError
+from .._views.about import health_view, store_problem
 from .documents import OPEN, Health
 from .state import ServerState, state_of
 
@@ -20,7 +17,6 @@ router: APIRouter = APIRouter(tags=["health"])
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": Health}, 503: {"model": Health, "description": "The server is not ready."}
 }  # fmt: skip
-STORE_SECONDS: Final = 2.0  # for the store to answer
 CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 
@@ -44,11 +40,7 @@ async def read_health(request: Request) -> Response:
     problems = await _problems(state)
     details: dict[str, Any] = {}
     if caller is not None and "read" in caller.scopes:
-        details = {
-            "version": load("agent_runtime_core:__version__"), "python": platform.python_version(),
-            "worker": state.runner.config.worker_id, "queue": type(state.runner.queue).__name__,
-            "agents": len(state.registry.keys()), "streams": state.limits.open_streams, "problems": problems,
-        }  # fmt: skip
+        details = health_view(state.runner, problems, state.limits.open_streams)
     return _response("unavailable" if problems else "ok", details)
 
 
@@ -70,11 +62,6 @@ async def _store_problem(state: ServerState) -> str:
     now, (until, known) = state.runner.queue.clock.boot(), state.store_check
     if now < until:
         return known
-    try:
-        async with asyncio.timeout(STORE_SECONDS):
-            await state.runner.queue.next_due()
-        known = ""
-    except (AgentRuntimeError, TimeoutError) as error:
-        known = f"the store does not answer: {type(error).__name__}"
+    known = await store_problem(state.runner)
     state.store_check = (now + CHECK_SECONDS, known)
     return known

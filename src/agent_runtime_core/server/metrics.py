@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .._views.visibility import refuse_limited
 from ..tracing.prometheus import Sample
-from .access import permitted, refuse_limited
+from .access import permitted
 from .errors import Problem
 from .state import ServerState, state_of
 

@@ -1,4 +1,4 @@
-"""Bodies and queries of requests, and the shapes of responses in the OpenAPI document."""
+"""Bodies of requests, and the query of event streams."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from .._core.arguments import MAX_TENANT
-from .._core.clock import TOO_LATE
 from .._views.events import MOST_TYPES
-from .._views.list_query import MAX_LIMIT, seconds_of
-from .._views.timeline import MAX_ROWS
+from .._views.list_query import seconds_of
+from .._views.query_parameters import OF_TENANT, PRINTABLE, TENANT_TEXT, TIME_FORMS
 from ..planning.plan import MOST_STEPS
 
-#: What the library checks itself, as a schema: no control character, and a text of more than spaces.
-_PRINTABLE: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+#: A text of more than spaces, as a schema. The library checks it itself.
 _NOT_BLANK: Final = {"type": "string", "pattern": r"\S"}
-TENANT_TEXT: Final[dict[str, Any]] = {"minLength": 1, "maxLength": MAX_TENANT, **_PRINTABLE}
-OF_TENANT: Final = "Only runs of this tenant. A caller with a tenant need not send it, and may send no other one."
-Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})]
+Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**PRINTABLE})]
 #: The header that makes a repeated request safe.
 IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})
+    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512, json_schema_extra={**PRINTABLE})
 ]
 
 
@@ -52,14 +47,7 @@ _STRING: Final[dict[str, Any]] = {"type": "string"}
 Time = Annotated[
     float,
     BeforeValidator(seconds_of),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "format": "date-time"},
-                {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": TIME_FORMS}),
 ]
 _CONTENT: Final = {"anyOf": [_NOT_BLANK, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}
 _USER_MESSAGE: Final = {
@@ -69,7 +57,7 @@ _USER_MESSAGE: Final = {
 }
 #: A text of the user or a chat message.
 ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
-_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **_PRINTABLE}, {"type": "null"}]}
+_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **PRINTABLE}, {"type": "null"}]}
 _OBJECT: Final = {"type": "object"}
 
 
@@ -120,13 +108,6 @@ StepName = Annotated[
         }
     ),
 ]
-
-
-class Query(BaseModel):
-    """Query parameters. One that is not known is an error."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-    tenant: str | None = Field(default=None, description=OF_TENANT, json_schema_extra={**TENANT_TEXT})
 
 
 class Body(BaseModel):
@@ -254,46 +235,15 @@ class DeadLetters(Body):
         return self
 
 
-class ListQuery(Query):
-    """The filter of `GET /runs`."""
-
-    state: list[
-        Literal[
-            "pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out", "dead", "retrying",
-            "in_doubt",
-        ]
-    ] = Field(default_factory=list)  # fmt: skip
-    agent: str | None = None
-    since: Time | None = Field(default=None, description="Created at or after this time.")
-    until: Time | None = Field(default=None, description="Created before.")
-    q: str | None = Field(default=None, max_length=512, description="The beginning of a run id or run key.")
-    parent: Key | None = Field(default=None, description="Child runs of this run.")
-    conversation: Key | None = Field(default=None, description="Runs of the conversation with this id.")
-    cursor: str | None = None
-    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
-
-
-class PageQuery(Query):
-    """A page of the records of one run."""
-
-    after: int = Field(default=-1, ge=-1, le=2**53)
-    limit: int = Field(default=100, ge=1, le=1000)
-
-
-class TimelineQuery(PageQuery):
-    """A page of the timeline of one run."""
-
-    limit: int = Field(default=100, ge=1, le=MAX_ROWS)
-    newest_first: bool = Field(default=False, description="Whether the last rows come first.")
-
-
 #: A sequence number in a header or query. The greatest one is 2^53.
 SEQUENCE: Final[dict[str, Any]] = {"pattern": r"^[0-9]{1,15}$"}
 
 
-class EventQuery(Query):
-    """Which events of a run, and how they are sent."""
+class EventQuery(BaseModel):
+    """Which events of a run, and how they are sent. A parameter that is not known is an error."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    tenant: str | None = Field(default=None, description=OF_TENANT, json_schema_extra={**TENANT_TEXT})
     after: str | None = Field(
         default=None, description="Only events after this sequence number.", json_schema_extra=SEQUENCE
     )
@@ -304,25 +254,3 @@ class EventQuery(Query):
     )
     follow: bool = Field(default=True, description="Whether to wait for new events.")
     named: bool = Field(default=False, description="Whether each event has an `event:` field.")
-
-
-class WaitQuery(Query):
-    """How long to wait for the run to finish."""
-
-    wait: float = Field(default=0, ge=0, le=60, description="Seconds.")
-
-
-class ApprovalQuery(Query):
-    """A page of the open questions."""
-
-    agent: str | None = None
-    cursor: str | None = None
-    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
-
-
-class UsageQuery(Query):
-    """How usage is added up."""
-
-    by: Literal["agent", "model", "day"] = "agent"
-    since: Time | None = Field(default=None, description="Created at or after this time.")
-    until: Time | None = None

@@ -19,6 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must, unknown
+from .._views.visibility import visible_row
 from .._views.wire import without_stacks
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
@@ -37,7 +38,7 @@ from .open_streams import (
     open_streams_of,
 )
 from .security import check_json
-from .state import ServerState, state_of, visible_row
+from .state import ServerState, state_of
 from .submission import insert_turn
 
 router: APIRouter = APIRouter()
@@ -260,7 +261,7 @@ class Socket(Reader):
         await self._acknowledge(ref, run_id=row.run_id)
 
     async def _row(self, frame: Frame, verb: str) -> RunRow:
-        return await visible_row(self._state, self._caller, frame["run_id"], verb)
+        return await visible_row(self._state.runner.queue, self._caller, frame["run_id"], verb)
 
     # -- sending
 

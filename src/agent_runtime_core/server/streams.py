@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .._core.context_vars import start_soon
 from .._core.log import about_run, log
 from .._views.events import Chosen, events_page, sequence_of, type_filter
+from .._views.visibility import visible_row
 from .._views.wire import sse_frames, without_stacks
 from ..errors import UnknownRun
 from ..events.event import Event
@@ -30,7 +31,7 @@ from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, po
 from .models import SEQUENCE, EventQuery
 from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .security import HEAD, SEND
-from .state import ServerState, state_of, visible_row
+from .state import ServerState, state_of
 
 router: APIRouter = APIRouter(tags=["runs"])
 
@@ -56,7 +57,7 @@ async def stream_events(
     state = state_of(request)
     position = sequence_of("Last-Event-ID", last_event_id) if last_event_id else sequence_of("after", query.after)
     chosen = type_filter(query.types)
-    row = await visible_row(state, caller, id, "read")
+    row = await visible_row(state.runner.queue, caller, id, "read")
     start = 0 if position is None else position + 1
     if not query.follow or _wants_json(request):
         body = await events_page(state.runner.event_bus, row.run_id, start, chosen, stacks="read" in caller.scopes)

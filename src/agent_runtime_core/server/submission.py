@@ -13,13 +13,14 @@ from .._core.traceparent import parsed
 from .._core.validation import Shown, must, unknown
 from .._execution.context import conversation_id
 from .._views.problems import invalid
+from .._views.visibility import is_visible, no_such_run
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
 from ..queue.records import RunFilter, RunRow
 from .access import Caller
 from .errors import Problem
 from .models import AgentRun, PromptRun
-from .state import ServerState, is_visible, no_such_run
+from .state import ServerState
 
 
 def span_of(request: Request) -> str | None:
@@ -96,13 +97,15 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     except IdempotencyConflict as error:
         # Its message names fields of the other run, which may be hidden.
         other = await state.runner.queue.row(row.run_id)
-        if caller.may is not None or (other is not None and not await is_visible(state, caller, other, "read")):
+        if caller.may is not None or (
+            other is not None and not await is_visible(state.runner.queue, caller, other, "read")
+        ):
             raise taken() from None
         raise error
     finally:
         if not new:
             state.pending.release()
-    if not new and not await is_visible(state, caller, stored, "read"):
+    if not new and not await is_visible(state.runner.queue, caller, stored, "read"):
         raise taken()
     return stored, new
 
@@ -141,7 +144,7 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         Problem: 403 if the caller could not act on the run. 422 if the name of the conversation is not a string.
         UnknownRun: The caller may not name the conversation.
     """
-    if not await is_visible(state, caller, row, "act"):
+    if not await is_visible(state.runner.queue, caller, row, "act"):
         raise Problem.of(403, "This caller may not have a run with this metadata.")
     if caller.may is None:
         return
@@ -155,7 +158,7 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         named = RunFilter(conversation=each, tenant=row.tenant, without_input=True, limit=1)
         for first in await runner.queue.find(named):
             is_new = False
-            if not await is_visible(state, caller, first, "read"):
+            if not await is_visible(state.runner.queue, caller, first, "read"):
                 raise no_such_run()
     if not is_new or not runner.keeps_conversations:
         return
