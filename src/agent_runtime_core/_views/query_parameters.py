@@ -57,8 +57,13 @@ class Parameter(NamedTuple):
         """Return the parameter as the OpenAPI document has it, under its name."""
         described = {"description": self.description} if self.description else {}
         default = {} if self.default is None else {"default": self.default}
-        schema = {**self.kind, **described, **self.more, **default, "title": name.replace("_", " ").title()}
+        schema = {**self.kind, **described, **self.more, **default, "title": titled(name)}
         return {"name": name, "in": "query", "required": False, "schema": schema, **described}
+
+
+def titled(name: str) -> str:
+    """Return the title of a parameter in the OpenAPI document, as pydantic makes it."""
+    return name.replace("_", " ").title()
 
 
 def integer(default: int, least: int, most: int) -> Parameter:
@@ -124,7 +129,7 @@ TIME: Final = Parameter(seconds_of, {"anyOf": [*TIME_FORMS, _NULL]})
 #: The name of a tenant.
 TENANT: Final = Parameter(_tenant, {"anyOf": [_STRING, _NULL]}).about(OF_TENANT, **TENANT_TEXT)
 #: A text that may be repeated.
-STRINGS: Final = Parameter(str, {"type": "array", "items": _STRING}, many=True)
+STRINGS: Final = Parameter(str, {"anyOf": [{"type": "array", "items": _STRING}, _NULL]}, many=True)
 
 
 def checked(query: Iterable[tuple[str, str]], parameters: Mapping[str, Parameter]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from .about import about_view
 from .agents import agents_view
 from .compare import compare_view
 from .cursors import cursor_of
+from .events import MOST_TYPES
 from .journal import journal_view
 from .list_query import MAX_LIMIT, STATES, Position, check_order, filters_of, newest_of, page_start, position_in
 from .messages import messages_view
-from .query_parameters import BOOLEAN, PRINTABLE, TENANT, TIME, Parameter, choice, integer, number, string
+from .query_parameters import BOOLEAN, PRINTABLE, STRINGS, TENANT, TIME, Parameter, choice, integer, number, string
 from .queue import queue_view, workers_view
 from .runs import list_items, result_view
 from .steps import step_views
@@ -42,7 +43,7 @@ MAX_WAIT: Final = 60  # seconds
 RETRY_SECONDS: Final = 1
 _MOST_RUNS: Final = 10_000  # rows that one request reads to fill a page
 _MOST_QUESTIONS: Final = 2_000
-_OF_RESULTS: Final = ("result", "read")
+OF_RESULTS: Final = ("result", "read")  # scopes that allow to read the outcome of a run: one of them is enough
 
 
 class Asked:
@@ -267,6 +268,11 @@ _PART: Final = {"after": integer(-1, -1, 2**53), "limit": integer(100, 1, 1000)}
 _LIST: Final = {"cursor": string(), "limit": integer(50, 1, MAX_LIMIT)}
 _KEY: Final = string(1, 512, **PRINTABLE)
 WAIT: Final = number(0, 0, MAX_WAIT).about("Seconds.")
+SEQUENCE: Final = {"pattern": r"^[0-9]{1,15}$"}  # as a schema; the greatest sequence number is 2^53
+OF_EVENTS: Final = {
+    "after": string().about("Only events after this sequence number.", **SEQUENCE),
+    "types": STRINGS.about("Patterns of event types, such as `step.*`.", maxItems=MOST_TYPES),
+}
 _SINCE: Final = TIME.about("Created at or after this time.")
 
 #: What is read of one run, and the list of runs.
@@ -277,8 +283,8 @@ OF_RUNS: Final = (
         "parent": _KEY.about("Child runs of this run."),
         "conversation": _KEY.about("Runs of the conversation with this id."), **_LIST,
     }),
-    Route("runs/{id}", read_run, "Read a run", "Run", scopes=_OF_RESULTS),
-    Route("runs/{id}/result", read_result, "Read the result of a run", "Outcome", {"wait": WAIT}, _OF_RESULTS,
+    Route("runs/{id}", read_run, "Read a run", "Run", scopes=OF_RESULTS),
+    Route("runs/{id}/result", read_result, "Read the result of a run", "Outcome", {"wait": WAIT}, OF_RESULTS,
           (200, 202)),
     Route("runs/{id}/steps", read_steps, "List the steps of a run", parameters=_PART),
     Route("runs/{id}/steps/{step_id}", read_step, "Read a step of a run", "AnyObject"),
@@ -286,7 +292,7 @@ OF_RUNS: Final = (
         **_PART, "limit": integer(100, 1, MAX_ROWS), "newest_first": BOOLEAN.about("Whether the last rows come first."),
     }),
     Route("runs/{id}/journal", read_journal, "List the records of a run", parameters=_PART),
-    Route("runs/{id}/messages", read_messages, "Read the conversation of a run", parameters=_PART, scopes=_OF_RESULTS),
+    Route("runs/{id}/messages", read_messages, "Read the conversation of a run", parameters=_PART, scopes=OF_RESULTS),
     Route("runs/{id}/plan", read_plan, "Read the plan of a run", "Plan"),
     Route("runs/{id}/compare/{other}", compare_runs, "Compare two runs", "Comparison"),
 )  # fmt: skip

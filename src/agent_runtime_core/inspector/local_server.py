@@ -28,8 +28,8 @@ from .._views.hosts import host_name, is_loopback
 from .._views.page import HEADERS, page_files
 from .._views.plain import json_bytes
 from .._views.problems import MEDIA_TYPE, Problem, kebab, problem_of, report
-from .._views.query_parameters import STRINGS, checked, string
-from .._views.read_routes import OF_RUNS, OF_STORES, WAIT, Answer, Asked, Route, known_parameters
+from .._views.query_parameters import checked
+from .._views.read_routes import OF_EVENTS, OF_RUNS, OF_STORES, WAIT, Answer, Asked, Route, known_parameters
 from ..errors import InvalidArgument, StorageError
 from ..queue.records import LIVE, RunRow
 from ..runner.run_client import RunClient
@@ -135,7 +135,7 @@ _LATER: Final = {"Retry-After": "5"}
 ROUTES: Final = (
     *OF_RUNS,
     *OF_STORES,
-    Route("runs/{id}/events", _events, parameters={"after": string(), "types": STRINGS, "wait": WAIT}),
+    Route("runs/{id}/events", _events, parameters={**OF_EVENTS, "wait": WAIT}),
     Route("health", _health),
     Route("health/live", _live),
     Route("health/ready", _ready),

@@ -26,10 +26,7 @@ from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
 
-#: The scopes that allow to read the outcome of a run, to list questions, and to send: one of them is enough.
-OF_RESULTS: Final = ("result", "read")
-OF_QUESTIONS: Final = ("approve", "read")
-OF_SENDING: Final = ("send", "act")
+OF_SENDING: Final = ("send", "act")  # scopes that allow to send: one of them is enough
 CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
 HEADER: Final = "x-agent-runtime"

@@ -14,11 +14,12 @@ from pydantic import BeforeValidator
 from .._core.codec.json import decode_dict
 from .._core.validation import Shown, must
 from .._views.problems import invalid
+from .._views.read_routes import OF_RESULTS
 from .._views.visibility import is_visible, visible_row, visible_view
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
-from .access import OF_RESULTS, OF_SENDING, Caller, check_scope, require
+from .access import OF_SENDING, Caller, check_scope, require
 from .documents import Repaired, Reply, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
 from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from .._core.lazy_import import load
 from .._core.validation import must
 from .._views.query_parameters import OF_TENANT, TENANT_TEXT
-from .._views.read_routes import OF_RUNS, OF_STORES
 from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
@@ -84,12 +83,9 @@ class _Application(FastAPI):
         """Return the OpenAPI document. FastAPI appends the parameters of `mount`; generated files name them first."""
         if self.openapi_schema is None:
             for operations in super().openapi()["paths"].values():
-                if (read := operations.get("get", {})).get("operationId") in _READS and "parameters" in read:
+                if "parameters" in (read := operations.get("get", {})):
                     read["responses"] = read.pop("responses")
         return super().openapi()
-
-
-_READS: Final = frozenset(each.read.__name__ for each in (*OF_RUNS, *OF_STORES))
 
 
 def _application(state: ServerState) -> FastAPI:

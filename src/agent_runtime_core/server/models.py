@@ -1,4 +1,4 @@
-"""Bodies of requests, and the query of event streams."""
+"""Bodies of requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from .._views.events import MOST_TYPES
 from .._views.list_query import seconds_of
-from .._views.query_parameters import OF_TENANT, PRINTABLE, TENANT_TEXT, TIME_FORMS
+from .._views.query_parameters import PRINTABLE, TENANT_TEXT, TIME_FORMS
 from ..planning.plan import MOST_STEPS
 
 #: A text of more than spaces, as a schema. The library checks it itself.
@@ -233,24 +232,3 @@ class DeadLetters(Body):
         if (self.ids is None) == (self.all is None) or (self.all is None) != (self.expect is None):
             raise ValueError("must have either ids, or all and expect")
         return self
-
-
-#: A sequence number in a header or query. The greatest one is 2^53.
-SEQUENCE: Final[dict[str, Any]] = {"pattern": r"^[0-9]{1,15}$"}
-
-
-class EventQuery(BaseModel):
-    """Which events of a run, and how they are sent. A parameter that is not known is an error."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-    tenant: str | None = Field(default=None, description=OF_TENANT, json_schema_extra={**TENANT_TEXT})
-    after: str | None = Field(
-        default=None, description="Only events after this sequence number.", json_schema_extra=SEQUENCE
-    )
-    types: list[str] | None = Field(
-        default=None,
-        description="Patterns of event types, such as `step.*`.",
-        json_schema_extra={"maxItems": MOST_TYPES},
-    )
-    follow: bool = Field(default=True, description="Whether to wait for new events.")
-    named: bool = Field(default=False, description="Whether each event has an `event:` field.")

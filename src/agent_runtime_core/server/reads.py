@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .._core.context_vars import start_helper
-from .._views.query_parameters import checked
+from .._views.query_parameters import checked, titled
 from .._views.read_routes import MAX_WAIT, Asked, Route, known_parameters
 from ..queue.records import LIVE, RunRow
 from . import documents
@@ -23,7 +23,7 @@ from .state import ServerState, state_of
 _PREFERRED: Final = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?([0-9]{1,9})"?\s*(?=[,;]|$)', re.IGNORECASE)
 
 
-class _Asked(Asked):
+class HttpRequest(Asked):
     """A request of the HTTP API."""
 
     def __init__(self, request: Request, caller: Caller, query: dict[str, Any]) -> None:
@@ -39,38 +39,42 @@ class _Asked(Asked):
         return await after_wait(self.request, self.state, row, seconds, required=True)
 
 
+async def asked_of(request: Request, route: Route) -> HttpRequest:
+    """Return a request for a route, or raise the problem of its caller or its parameters.
+
+    A route without own parameters accepts each parameter. FastAPI would take a tenth of the request to read the path
+    and the query of an endpoint with parameters.
+    """
+    caller = await admitted(request, *route.scopes)
+    known = known_parameters(route) if route.parameters else None
+    return HttpRequest(request, caller, checked(request.query_params.multi_items(), known) if known else {})
+
+
 def mount(router: APIRouter, routes: Iterable[Route]) -> None:
     """Add routes to a router."""
     for each in routes:
-        ids = [part.strip("{}") for part in each.path.split("/") if part[0] == "{"]
         shape = getattr(documents, each.shape)
-        in_path = [
-            {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string", "title": name.replace("_", " ").title()},
-            }
-            for name in ids
-        ]
-        in_query = [value.documented(name) for name, value in known_parameters(each).items() if each.parameters]
-        parameters = [*in_path, *in_query]
-        router.add_api_route(
-            f"/{each.path}", _endpoint(each), name=each.read.__name__, summary=each.title,
-            description=inspect.getdoc(each.read),
-            responses=answers(*([404] if ids else ()), **{f"ok_{status}": shape for status in each.statuses}),
-            openapi_extra={"parameters": parameters} if parameters else None,
-        )  # fmt: skip
+        found = answers(*([404] if "{" in each.path else []), **{f"ok_{status}": shape for status in each.statuses})
+        router.add_api_route(f"/{each.path}", _endpoint(each), responses=found, **described(each))
+
+
+def described(route: Route, *more: dict[str, Any]) -> dict[str, Any]:
+    """Return what the OpenAPI document says about a route and its parameters; `more` are headers."""
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "title": titled(name)}}
+        for name in (part.strip("{}") for part in route.path.split("/") if part[0] == "{")
+    ]
+    if route.parameters:
+        parameters += [value.documented(name) for name, value in known_parameters(route).items()]
+    return {
+        "name": route.read.__name__, "summary": route.title, "description": inspect.getdoc(route.read),
+        "openapi_extra": {"parameters": [*parameters, *more]} if parameters else None,
+    }  # fmt: skip
 
 
 def _endpoint(route: Route) -> Any:
-    # FastAPI takes a tenth of the request to read the path and the query of an endpoint with parameters.
-    parameters = known_parameters(route) if route.parameters else {}
-
     async def endpoint(request: Request) -> Response:
-        caller = await admitted(request, *route.scopes)
-        query = checked(request.query_params.multi_items(), parameters) if parameters else {}
-        answer = await route.read(_Asked(request, caller, query))
+        answer = await route.read(await asked_of(request, route))
         return Reply(answer.value, answer.status, answer.headers)
 
     return endpoint

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .._views.plain import plain_of
-from .._views.read_routes import OF_RUNS, OF_STORES
+from .._views.read_routes import OF_RESULTS, OF_RUNS, OF_STORES
 from .._views.visibility import visible_row, visible_view
 from ..errors import InvalidArgument, UnknownRun
 from ..turns.manager import TurnManager
-from .access import OF_RESULTS, Caller, in_tenant, require
+from .access import Caller, in_tenant, require
 from .documents import AnyObject, Reply, Run, answers
 from .models import AgentRun, NewRun, NewTurn, PromptRun
 from .reads import after_wait, mount, preferred_wait
