@@ -14,8 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from agent_runtime_core._views.page import HEADERS, page_files
-from agent_runtime_core.inspector.script_bundle import bundled
-from agent_runtime_core.inspector.script_words import words_in
+from agent_runtime_core.inspector.script_bundle import bundled, words_in
 from tests.support.pages import ROOT
 
 STATIC = ROOT / "src" / "agent_runtime_core" / "_views" / "static"

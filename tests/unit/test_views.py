@@ -15,15 +15,14 @@ from agent_runtime_core import AgentRunner, ToolCallingAgent, register_type
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._journal.record import ENDED, STARTED, Record
 from agent_runtime_core._views import plan, usage
-from agent_runtime_core._views.agents import agents_view
+from agent_runtime_core._views.attempts import step_views, steps_of
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.export import export
 from agent_runtime_core._views.journal import journal_view
 from agent_runtime_core._views.messages import messages_view
+from agent_runtime_core._views.overview import agents_view, queue_view
 from agent_runtime_core._views.plan import plan_view
-from agent_runtime_core._views.queue import queue_view
 from agent_runtime_core._views.runs import list_view, run_view, summary
-from agent_runtime_core._views.steps import step_views, steps_of
 from agent_runtime_core._views.timeline import timeline_view
 from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument

@@ -1,8 +1,10 @@
-"""The files of the inspector's page, and the headers that they are sent with."""
+"""The files of the inspector's page, the headers that they are sent with, and the hosts that may ask for them."""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import re
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -23,6 +25,8 @@ _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8", ".json": "application/json",
 }  # fmt: skip
+
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 
 
 class PageFile(NamedTuple):
@@ -62,3 +66,18 @@ def _headers(path: str, content: bytes) -> dict[str, str]:
         **HEADERS, "Content-Type": _MEDIA_TYPES[_suffix(path)], "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(content).hexdigest()[:20]}"',
     }  # fmt: skip
+
+
+def host_name(header: str) -> str | None:
+    """Return the name or address in a `Host` header in lower case, without its port; None if it is not one."""
+    found = _HOST.fullmatch(header)
+    return None if found is None else found["name"].strip("[]").lower()
+
+
+@lru_cache(maxsize=64)
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address is of this machine only."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -14,18 +14,34 @@ from .._journal.record import Record
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import open_requests
 from ..runner.run_client import RunClient
-from .about import about_view
-from .agents import agents_view
+from .attempts import step_views
 from .compare import compare_view
-from .cursors import cursor_of
 from .events import MOST_TYPES
 from .journal import journal_view
-from .list_query import MAX_LIMIT, STATES, Position, check_order, filters_of, newest_of, page_start, position_in
 from .messages import messages_view
-from .query_parameters import BOOLEAN, PRINTABLE, STRINGS, TENANT, TIME, Parameter, choice, integer, number, string
-from .queue import queue_view, workers_view
-from .runs import list_items, result_view
-from .steps import step_views
+from .overview import about_view, agents_view, queue_view, workers_view
+from .queries import (
+    BOOLEAN,
+    MAX_LIMIT,
+    PRINTABLE,
+    STATES,
+    STRINGS,
+    TENANT,
+    TIME,
+    Parameter,
+    Position,
+    check_order,
+    choice,
+    cursor_of,
+    filters_of,
+    integer,
+    newest_of,
+    number,
+    page_start,
+    position_in,
+    string,
+)
+from .runs import list_items, question_view, result_view
 from .timeline import MAX_ROWS, step_detail, timeline_view
 from .usage import BY, usage_view
 from .visibility import (
@@ -37,7 +53,6 @@ from .visibility import (
     visible_row,
     visible_view,
 )
-from .waits import question_view
 
 MAX_WAIT: Final = 60  # seconds
 RETRY_SECONDS: Final = 1

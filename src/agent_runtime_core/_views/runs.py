@@ -1,4 +1,4 @@
-"""Runs: the summary of the command line, the whole run, and rows of lists."""
+"""Runs: the summary of the command line, the whole run, what it waits for, and rows of lists."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from .._core.codec.json import decode_known
-from .._core.ids import stored_id
+from .._core.ids import step_id, stored_id
 from .._core.lazy_import import load
 from .._execution.journal_view import JournalView
-from .._journal.record import Record
+from .._journal.record import DONE, STARTED, Record
 from ..errors import MOST_NAMED, InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import RunLimits
 from ..queue.base import RunQueue
-from ..queue.records import ACTED, LIMITS, LIVE, RunFilter, RunRow, answered_request, open_questions
+from ..queue.records import ACTED, IN_DOUBT, LIMITS, LIVE, QUESTION, RunFilter, RunRow, answered_request, open_questions
 from ..registry import Registry
-from ..runner.approvals import decisions
+from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
-from .plain import iso_time, plain_value, shortened_error
+from .attempts import step_views
+from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
+from .plain import iso_time, plain_of, plain_value, shortened_error
 from .problems import Problem
-from .results import ended_record, last_error, outcome_in, outcomes_of, result_in
-from .steps import step_views
-from .waits import questions_of, waits_of
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
@@ -188,7 +187,7 @@ def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> lis
 
 @lru_cache(maxsize=1)
 def _planned() -> Any:
-    return load(".planned:planned_steps", package=__package__)
+    return load(".plan:planned_steps", package=__package__)
 
 
 def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
@@ -259,3 +258,49 @@ def _conversation(input_: Any) -> str | None:
     """Return the conversation in the input of a run. The rows of older releases have none."""
     found = input_.get("conversation_id") if isinstance(input_, dict) else None
     return None if found is None else str(found)
+
+
+async def waits_of(
+    runner: RunClient, row: RunRow, records: Sequence[Record] | None = None
+) -> tuple[list[dict[str, str]], set[str]]:  # fmt: skip
+    """Return the open waits of a run, and the names of all questions that it has asked.
+
+    A wait is {"kind": "approval", "review" or "signal", "name": …}. A review is the question about a step in doubt.
+    Pass `records` if the journal has been read.
+    """
+    if row.status not in LIVE:
+        return [], set()
+    mail = await runner.queue.mail(row.run_id)
+    requested = {each.msg_id: each.name for each in mail if each.kind == QUESTION}
+    # The question is stored before the record of its wait.
+    waits = dict(requested)
+    for record in await runner.state_store.records(row.run_id) if records is None else records:
+        if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
+            waits[step_id(row.run_id, record.name, record.key)] = record.name.removeprefix("signal:")
+        elif record.kind == DONE and waits:
+            waits.pop(step_id(row.run_id, record.name, record.key), None)
+    for each in mail:
+        waits.pop(answered_request(each.msg_id) or "", None)
+    of_reason = row.reason.removeprefix("approval ")  # also if the run has asked under an older release
+
+    def kind(wait: str, name: str) -> str:
+        if name.startswith(IN_DOUBT):
+            return "review"
+        return "approval" if wait in requested or name == of_reason else "signal"
+
+    return [{"kind": kind(wait, name), "name": name} for wait, name in waits.items()], set(requested.values())
+
+
+async def questions_of(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
+    """Return what a run asks people now, the oldest question first."""
+    return [question_view(each) for each in await open_requests_of(runner.queue, row)]
+
+
+def question_view(asked: ApprovalRequest) -> dict[str, Any]:
+    """Return an open question with its details and the schema of its answer."""
+    return {
+        "run_id": str(asked.run_id), "key": asked.run_key, "tenant": asked.tenant, "agent": asked.agent_key,
+        "name": asked.name, "request_id": asked.request_id, "details": plain_of(asked.details),
+        "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
+        "approved_before": asked.approved_before, "problem": asked.problem,
+    }  # fmt: skip

@@ -22,13 +22,12 @@ from .._core.context_vars import start_helper
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.validation import redacted
-from .._views.about import health_view, store_problem
 from .._views.events import Chosen, events_page, sequence_of, type_filter
-from .._views.hosts import host_name, is_loopback
-from .._views.page import HEADERS, page_files
+from .._views.overview import health_view, store_problem
+from .._views.page import HEADERS, host_name, is_loopback, page_files
 from .._views.plain import json_bytes
 from .._views.problems import MEDIA_TYPE, Problem, kebab, problem_of, report
-from .._views.query_parameters import checked
+from .._views.queries import checked
 from .._views.read_routes import OF_EVENTS, OF_RUNS, OF_STORES, WAIT, Answer, Asked, Route, known_parameters
 from ..errors import InvalidArgument, StorageError
 from ..queue.records import LIVE, RunRow

@@ -11,18 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from .._core.lazy_import import load
 from .._core.validation import must
-from .._views.query_parameters import OF_TENANT, TENANT_TEXT
+from .._views.queries import OF_TENANT, TENANT_TEXT
 from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
-from . import actions, health, page, runs, session, socket, streams
-from . import metrics as metrics_route
+from . import actions, runs, service, session, socket, streams
 from .access import Access, Authenticate, Tokens, require
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
 from .limits import Limits
-from .metrics import prepare
 from .security import PREFIX, Envelope, RequestChecks
+from .service import prepare
 from .settings import ServerSettings
 from .state import ServerState
 from .token_file import default_path
@@ -100,11 +99,10 @@ def _application(state: ServerState) -> FastAPI:
     )  # fmt: skip
     app.state.server = state
     add_handlers(app)
-    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, health.router, session.router)
+    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, service.router, session.router)
     for router in found:
         app.include_router(router, prefix=PREFIX)
-    app.include_router(page.router)
-    app.include_router(metrics_route.router)
+    app.include_router(service.others)
     app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)
     # The last one added is the first to see a request.
     app.add_middleware(RequestChecks, state=state)

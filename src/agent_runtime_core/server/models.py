@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from .._views.list_query import seconds_of
-from .._views.query_parameters import PRINTABLE, TENANT_TEXT, TIME_FORMS
+from .._views.queries import PRINTABLE, TENANT_TEXT, TIME_FORMS, seconds_of
 from ..planning.plan import MOST_STEPS
 
 #: A text of more than spaces, as a schema. The library checks it itself.

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .._core.context_vars import start_helper
-from .._views.query_parameters import checked, titled
+from .._views.queries import checked, titled
 from .._views.read_routes import MAX_WAIT, Asked, Route, known_parameters
 from ..queue.records import LIVE, RunRow
 from . import documents

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .._core.ids import new_ulid
-from .._views.hosts import host_name, is_loopback
+from .._views.page import host_name, is_loopback
 from .._views.problems import report
 from .access import CALLER, SAFE_METHODS, SLASH, is_own
 from .errors import REQUEST_ID, Problem, problem_of, response_of

@@ -19,14 +19,13 @@ from starlette.websockets import WebSocketDisconnect
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must, unknown
+from .._views.events import without_stacks
 from .._views.read_routes import OF_RESULTS
 from .._views.visibility import visible_row
-from .._views.wire import without_stacks
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
 from .access import OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
-from .frames import event_text, socket_frame
 from .open_streams import (
     DRAINING,
     REPLACED,
@@ -34,9 +33,11 @@ from .open_streams import (
     Reader,
     Replaced,
     abort,
+    event_text,
     first_of,
     limit_unsent,
     open_streams_of,
+    socket_frame,
 )
 from .security import check_json
 from .state import ServerState, state_of

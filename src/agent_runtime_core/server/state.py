@@ -14,8 +14,7 @@ from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from .access import Access
-from .limits import Limits
-from .pending import PendingRuns
+from .limits import Limits, PendingRuns
 from .settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -18,18 +18,32 @@ from starlette.types import Receive, Scope, Send
 
 from .._core.context_vars import start_soon
 from .._core.log import about_run, log
-from .._views.events import Chosen, events_page, sequence_of, type_filter
-from .._views.query_parameters import BOOLEAN, string
+from .._views.events import Chosen, events_page, sequence_of, sse_frames, type_filter, without_stacks
+from .._views.queries import BOOLEAN, string
 from .._views.read_routes import OF_EVENTS, OF_RESULTS, SEQUENCE, Route
-from .._views.wire import sse_frames, without_stacks
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
 from .access import Caller
 from .documents import Page, answers
 from .errors import log_text, problem_of
-from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
-from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
+from .open_streams import (
+    COMMENT,
+    REPLACED,
+    SLICE,
+    START,
+    OpenStreams,
+    Reader,
+    Replaced,
+    abort,
+    bye_frame,
+    end_frame,
+    error_frame,
+    first_of,
+    open_streams_of,
+    position_frame,
+    slices,
+)
 from .reads import HttpRequest, asked_of, described
 from .security import HEAD, SEND
 from .state import ServerState

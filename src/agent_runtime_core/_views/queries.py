@@ -1,23 +1,43 @@
-"""Query parameters: their values, limits and schemas, for the local server and for the HTTP API."""
+"""Queries: their parameters, the filter of the list of runs, and cursors, which are bound to a filter."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
+import datetime as _dt
+import hashlib
+import heapq
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from .._core.arguments import MAX_TENANT, checked_tenant
+from .._core.arguments import MAX_TENANT, checked_seconds, checked_tenant, checked_time
 from .._core.clock import TOO_LATE
-from .._core.validation import did_you_mean
+from .._core.ids import stored_id
+from .._core.validation import did_you_mean, must
 from ..errors import InvalidArgument
-from .list_query import seconds_of
-from .problems import field_path, invalid_fields, safe_text
+from ..queue.base import RunQueue
+from ..queue.records import RunFilter, RunRow
+from ..status import RunStatus
+from .problems import field_path, invalid, invalid_fields, safe_text
 
+#: Most items of a page of a list.
+MAX_LIMIT: Final = 200
+#: States of the filter: the statuses, and two that a run has besides its status.
+STATES: Final = (*(each.value for each in RunStatus), "retrying", "in_doubt")
+_LOST_PLUS: Final = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
+
+Position = tuple[float, int]
+
+_CHECK: Final = 12  # bytes of the checksum
+_LARGEST: Final = 2**53
+_LONGEST: Final = 2000  # characters: no cursor of this module is longer
+Filter = Mapping[str, Any]
 _TRUE: Final = ("1", "on", "t", "true", "y", "yes")
 _FALSE: Final = ("0", "off", "f", "false", "n", "no")
-_WHOLE: Final = re.compile(r"\s*([+-]?[0-9]{1,4300})(?:\.0+)?\s*")  # Python converts no longer text
-
-
+_WHOLE: Final = re.compile(r"\s*([+-]?[0-9]{1,4300})(?:\.0+)?\s*")  # Python converts no text with more digits
 #: As a schema: a text without control characters.
 PRINTABLE: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 TENANT_TEXT: Final[dict[str, Any]] = {"minLength": 1, "maxLength": MAX_TENANT, **PRINTABLE}
@@ -28,6 +48,135 @@ _NULL: Final = {"type": "null"}
 TIME_FORMS: Final[list[dict[str, Any]]] = [
     {"type": "string", "format": "date-time"}, {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
 ]  # fmt: skip
+
+
+def seconds_of(value: Any) -> Any:
+    """Return a time as wall seconds: RFC 3339 with an offset, or seconds since 1970."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if not isinstance(value, str):
+        return checked_seconds("the time", value)
+    try:
+        # The + of an offset is a space in a query, unless it is percent-encoded.
+        time = _dt.datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", value))
+    except ValueError:
+        raise must("the time", "be a time of RFC 3339 or seconds since 1970", value) from None
+    return max(checked_time("the time", time) or 0.0, 0.0)  # nothing is older, and 30 days before year 1 is no time
+
+
+def check_order(since: float | None, until: float | None) -> None:
+    """Raise Problem 422 for a time that ends before it starts."""
+    if since is not None and until is not None and since > until:
+        raise invalid("since", InvalidArgument("since must not be after until"))
+
+
+def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
+    """Return filters whose runs together are those of a query.
+
+    Args:
+        query: The checked parameters of `GET /runs`: "state" (a list), "agent", "since", "until", "q", "parent",
+            "conversation" and "tenant".
+
+    Raises:
+        Problem: `since` is after `until`, or `parent` can be no run id.
+    """
+    check_order(query["since"], query["until"])
+    try:
+        parent = None if query["parent"] is None else stored_id(query["parent"], query["tenant"] or "")
+    except InvalidArgument as error:
+        raise invalid("parent", error) from None
+    base = RunFilter(
+        agent=query["agent"], since=query["since"] or 0.0, until=query["until"], prefix=query["q"], parent=parent,
+        conversation=query["conversation"], tenant=query["tenant"], newest_first=True,
+    )  # fmt: skip
+    statuses = tuple(each for each in query["state"] if each in RunStatus.__members__.values())
+    found = [base._replace(statuses=statuses)] if statuses else []
+    if "retrying" in query["state"]:
+        found.append(base._replace(retrying=True))
+    if "in_doubt" in query["state"]:
+        found.append(base._replace(in_doubt=True))
+    return found or [base]
+
+
+def page_start(cursor: str | None, bound: Mapping[str, Any]) -> Position | None:
+    """Return where the page of a cursor starts; None without one, for the first page.
+
+    Raises:
+        Problem: The cursor is not one of a list with this filter.
+    """
+    if cursor is None:
+        return None
+    created_at, number = position_in(cursor, bound, (float, int), int)
+    return created_at, number
+
+
+def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]:
+    """Return the values in a cursor, as `position_of` does.
+
+    Raises:
+        Problem: The cursor is not one of this list.
+    """
+    try:
+        return position_of(cursor, bound, *types)
+    except InvalidArgument as error:
+        raise invalid("cursor", error) from None
+
+
+async def newest_of(
+    queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int, *, metadata: bool = False
+) -> list[RunRow]:  # fmt: skip
+    """Return the newest rows before a position that match one of the filters, each once: light, or with `metadata`."""
+    lists = [
+        await queue.find(each._replace(before=before, limit=limit, light=not metadata, without_input=metadata))
+        for each in filters
+    ]
+    if len(lists) == 1:
+        return lists[0]
+    merged: dict[str, RunRow] = {}
+    for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.n), reverse=True):
+        merged.setdefault(row.run_id, row)
+    return [*merged.values()][:limit]
+
+
+def cursor_of(position: Sequence[float | str], wanted: Filter) -> str:
+    """Return the cursor for a position in the list with this filter, a mapping of JSON values."""
+    text = json.dumps(list(position), separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(_checksum(text, wanted) + text).decode().rstrip("=")
+
+
+def position_of(cursor: str, wanted: Filter, *kinds: type | tuple[type, ...]) -> list[Any]:
+    """Return the position of a cursor, which has one value of each kind.
+
+    Raises:
+        InvalidArgument: The cursor is of another filter, or not one of `cursor_of`.
+    """
+    try:
+        data = base64.b64decode(cursor[:_LONGEST] + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        found = json.loads(data[_CHECK:]) if data[:_CHECK] == _checksum(data[_CHECK:], wanted) else None
+    except (binascii.Error, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or len(found) != len(kinds) or not all(map(_fits, found, kinds)):
+        raise wrong_cursor(cursor)
+    return found
+
+
+def _fits(value: Any, kind: type | tuple[type, ...]) -> bool:
+    # Anybody can compute the checksum, and a store cannot compare every number.
+    return isinstance(value, kind) and (not isinstance(value, int | float) or abs(value) <= _LARGEST)
+
+
+def wrong_cursor(cursor: str) -> InvalidArgument:
+    """Return the error for a cursor that does not fit its list."""
+    return must("cursor", "be `next` of a page with the same filter", cursor, "Leave it out for the first page")
+
+
+def _checksum(text: bytes, wanted: Filter) -> bytes:
+    # Not a secret: a forged position shows nothing that the same caller could not list.
+    bound = json.dumps(wanted, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text + b"\0" + bound, digest_size=_CHECK, person=b"arc.cursor").digest()
 
 
 class Parameter(NamedTuple):

@@ -1,4 +1,4 @@
-"""`/health`, for people, load balancers and supervisors."""
+"""Whether the server is ready, what Prometheus reads of it, and the page of the inspector, which reads the API."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .._views.about import health_view, store_problem
+from .._views.overview import health_view, store_problem
+from .._views.page import page_files
+from .._views.visibility import refuse_limited
+from ..tracing.prometheus import Sample
+from .access import permitted
 from .documents import OPEN, Health
+from .errors import Problem
 from .state import ServerState, state_of
 
 router: APIRouter = APIRouter(tags=["health"])
+others: APIRouter = APIRouter(include_in_schema=False)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": Health}, 503: {"model": Health, "description": "The server is not ready."}
@@ -65,3 +71,57 @@ async def _store_problem(state: ServerState) -> str:
     known = await store_problem(state.runner)
     state.store_check = (now + CHECK_SECONDS, known)
     return known
+
+
+@others.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the metrics of this process."""
+    state = state_of(request)
+    if not state.settings.metrics_open:
+        refuse_limited(await permitted(request, "metrics"))
+    if state.metrics is None:
+        raise Problem.of(404, "This server has no metrics. Start it with --metrics, or pass create_app(metrics=...).")
+    body, content_type = await state.metrics.exposition(request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type})
+
+
+def prepare(state: ServerState) -> None:
+    """Let the metrics include the runner, the topics and the streams of a server."""
+    metrics, runner = state.metrics, state.runner
+    if metrics is None:
+        return
+    if runner.tracer is None or metrics not in runner.tracer.sinks:
+        runner.add_trace_sink(metrics)
+    topics = None if state.turns is None else state.turns.topics
+    metrics.watch(runner, topics=topics)
+    metrics.add_source("server", lambda: _of_server(state))
+
+
+def _of_server(state: ServerState) -> list[Sample]:
+    limits = state.limits
+    return [
+        Sample("streams", ("sse",), limits.open_streams - limits.open_sockets),
+        Sample("streams", ("socket",), limits.open_sockets),
+        Sample("streams_cut", (), limits.streams_cut),
+    ]
+
+
+@others.get("/")
+async def page(request: Request) -> Response:
+    """Return the page."""
+    return _file(request, "index.html")
+
+
+@others.get("/static/{path:path}")
+async def static_file(request: Request, path: str) -> Response:
+    """Return a script, a style sheet or the icon."""
+    return _file(request, path)
+
+
+def _file(request: Request, name: str) -> Response:
+    found = page_files().get(name)
+    if found is None:
+        raise Problem.of(404, "The page has no such file.")
+    if request.headers.get("if-none-match") == found.headers["ETag"]:
+        return Response(status_code=304, headers=found.headers)
+    return Response(found.content, headers=found.headers)
