@@ -24,7 +24,7 @@ from ..status import failure_reason, short_status
 from .attempts import step_views
 from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .plain import iso_time, plain_of, plain_value, shortened_error
-from .problems import Problem
+from .problems import invalid_field
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
@@ -54,8 +54,7 @@ async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
         found = await queue.find(RunFilter(run_key=run_id, light=True, limit=MOST_NAMED + 1))
     names = ", ".join(sorted(each.tenant for each in found)[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
     detail = f"Several tenants have a run with this key: {names}. Send the parameter tenant, or the run id."
-    errors = [{"field": "tenant", "message": detail}]
-    raise Problem.of(422, detail, type="urn:agent-runtime:invalid-argument", errors=errors)
+    raise invalid_field("tenant", detail)
 
 
 async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:

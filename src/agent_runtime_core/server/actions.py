@@ -26,7 +26,7 @@ from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessa
 from .reads import after_wait
 from .runs import location_of
 from .state import ServerState, state_of
-from .submission import check_id, check_new, invalid_in, taken
+from .submission import approve, check_id, check_new, finished, invalid_in, taken
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
@@ -41,20 +41,23 @@ _Fork = Annotated[Fork, _NOT_NULL, Body(default_factory=Fork)]
 _PAGE: Final = 500  # dead letters that are read at once
 
 
+# A parameter for the body would refuse null.
+_ANY_BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}}
+
+
+def _post(
+    path: str, title: str, *codes: int, status: int | None = None, extra: dict[str, Any] | None = None, **found: Any
+) -> Callable[[Any], Any]:
+    """Return the decorator of a route that stores something, which `answers` describes."""
+    responses = answers(*codes, writes=True, **found)
+    return router.post(path, status_code=status, summary=title, responses=responses, openapi_extra=extra)
+
+
 def _stored(row: RunRow) -> dict[str, Any]:
     return {"run_id": row.run_id, "state": row.status}
 
 
-def _finished() -> Problem:
-    return Problem.of(410, "The run has finished.", type="urn:agent-runtime:run-finished")
-
-
-@router.post(
-    "/runs/{id}/cancel",
-    status_code=202,
-    summary="Cancel a run",
-    responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
-)
+@_post("/runs/{id}/cancel", "Cancel a run", 404, status=202, ok_200=Stored, ok_202=Stored)
 async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
@@ -65,12 +68,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) ->
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
-@router.post(
-    "/runs/{id}/resume",
-    status_code=202,
-    summary="Resume a run",
-    responses=answers(404, 409, writes=True, ok_202=Stored),
-)
+@_post("/runs/{id}/resume", "Resume a run", 404, 409, status=202, ok_202=Stored)
 async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
@@ -79,12 +77,7 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
 
-@router.post(
-    "/runs/{id}/fork",
-    status_code=201,
-    summary="Fork a run",
-    responses=answers(404, 409, writes=True, ok_201=Run),
-)
+@_post("/runs/{id}/fork", "Fork a run", 404, 409, status=201, ok_201=Run)
 async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
@@ -124,14 +117,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
         raise taken()
 
 
-@router.post(
-    "/runs/{id}/signals/{name}",
-    status_code=202,
-    summary="Send a signal",
-    responses=answers(404, 409, 410, writes=True, ok_202=Stored),
-    # A parameter for the body would refuse null.
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
-)
+@_post("/runs/{id}/signals/{name}", "Send a signal", 404, 409, 410, status=202, extra=_ANY_BODY, ok_202=Stored)
 async def send_signal(
     request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
@@ -146,16 +132,11 @@ async def send_signal(
     answers = "approve" in caller.scopes
     payload = json.loads(body)
     if not await state.runner.signal(row.run_id, name, payload, message_id=idempotency_key, answers=answers):
-        raise _finished()
+        raise finished()
     return Reply(_stored(row), 202)
 
 
-@router.post(
-    "/runs/{id}/messages",
-    status_code=202,
-    summary="Send a message to an agent",
-    responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
-)
+@_post("/runs/{id}/messages", "Send a message to an agent", 404, 409, 410, status=202, ok_202=StoredMessage)
 async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
@@ -163,34 +144,23 @@ async def send_message(request: Request, id: str, body: SentMessage, caller: Sen
     try:
         sent = await state.runner.send(row.run_id, body.message, when=body.when, message_id=body.message_id)
     except IllegalTransition:
-        raise _finished() from None
+        raise finished() from None
     except InvalidArgument as error:
         raise invalid("message", error) from None
     return Reply({"run_id": row.run_id, "message_id": sent}, 202)
 
 
-@router.post(
-    "/runs/{id}/approvals/{name}",
-    summary="Answer a question of a run",
-    responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
-)
+@_post("/runs/{id}/approvals/{name}", "Answer a question of a run", 404, 409, 410, ok_200=StoredAnswer)
 async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
-    if row.status not in LIVE:
-        raise _finished()
-    runner = state.runner
+    queue = state.runner.queue
     try:
-        asked = bool((await AskedRequests.of(runner.queue, runner.event_bus, row.run_id, name)).payloads)
-        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id, by=caller.name)
+        asked = bool((await AskedRequests.of(queue, state.runner.event_bus, row.run_id, name)).payloads)
+        await approve(state, caller, row, name, body.answer, request_id=body.request_id)
     except InvalidArgument as error:
         raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
-    if not stored:
-        row = await state.runner.queue.require(row.run_id)
-        if row.status not in LIVE:
-            raise _finished()
-        raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
     return Reply({**_stored(row), "asked": asked})
 
 
@@ -203,22 +173,14 @@ async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     return Response(status_code=204)
 
 
-@router.post(
-    "/dead/requeue",
-    summary="Requeue dead letters",
-    responses=answers(409, writes=True, ok_200=Repaired),
-)
+@_post("/dead/requeue", "Requeue dead letters", 409, ok_200=Repaired)
 async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "act", partial(state.runner.requeue, by=caller.name))
 
 
-@router.post(
-    "/dead/discard",
-    summary="Delete dead letters",
-    responses=answers(409, writes=True, ok_200=Repaired),
-)
+@_post("/dead/discard", "Delete dead letters", 409, ok_200=Repaired)
 async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Delete dead letters."""
     state = state_of(request)

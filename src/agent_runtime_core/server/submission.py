@@ -12,11 +12,11 @@ from .._core.ids import known_uuid
 from .._core.traceparent import parsed
 from .._core.validation import Shown, must, unknown
 from .._execution.context import conversation_id
-from .._views.problems import invalid
+from .._views.problems import invalid, invalid_field
 from .._views.visibility import is_visible, no_such_run
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
-from ..queue.records import RunFilter, RunRow
+from ..queue.records import LIVE, RunFilter, RunRow
 from .access import Caller
 from .errors import Problem
 from .models import AgentRun, PromptRun
@@ -56,10 +56,7 @@ def row_of(
 
 def no_part(field: str, what: str, fix: str) -> Problem:
     """Return the problem for a request that needs a part which this server has not."""
-    detail = f"This server executes no {what}. {fix}."
-    return Problem.of(
-        422, detail, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": detail}]
-    )
+    return invalid_field(field, f"This server executes no {what}. {fix}.")
 
 
 def _input_of(body: AgentRun) -> dict[str, Any]:
@@ -164,6 +161,28 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         return
     if await runner.persistence.for_tenant(row.tenant or None).conversations.get_messages(uuid, limit=1):
         raise no_such_run()
+
+
+async def approve(
+    state: ServerState, caller: Caller, row: RunRow, name: str, answer: Any, **ids: str | None
+) -> None:  # fmt: skip
+    """Store the answer to a question of a run; `ids` are `request_id` and `message_id`.
+
+    Raises:
+        InvalidArgument: The answer does not fit the question.
+        Problem: 409 if the question was answered before. 410 if the run has finished.
+    """
+    if row.status not in LIVE:
+        raise finished()
+    if not await state.runner.approve(row.run_id, name, answer, **ids, by=caller.name):
+        if (await state.runner.queue.require(row.run_id)).status not in LIVE:
+            raise finished()
+        raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
+
+
+def finished() -> Problem:
+    """Return the problem for a request that needs a live run."""
+    return Problem.of(410, "The run has finished.", type="urn:agent-runtime:run-finished")
 
 
 def taken() -> Problem:
