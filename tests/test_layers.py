@@ -228,8 +228,8 @@ ROWS: dict[str, list[str]] = {
         "app",
     ],
     "_views": [
-        "page plain problems",
-        "attempts events journal overview queries",
+        "plain problems",
+        "attempts events journal overview page queries",
         "compare messages plan runs usage",
         "export timeline visibility",
         "read_routes",

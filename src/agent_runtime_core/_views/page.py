@@ -10,6 +10,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final, NamedTuple
 
+from .problems import Problem
+
 #: Nothing is loaded from another host, no script or style is inline, and no text becomes markup.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -46,6 +48,31 @@ def page_files() -> dict[str, PageFile]:
     modules = (f"<static/{path}>; rel=modulepreload" for path in sorted(found) if path.endswith(".js"))
     found["index.html"].headers["Link"] = ", ".join(modules)
     return found
+
+
+def page_file(name: str, known: str | None) -> tuple[int, bytes | None, dict[str, str]]:
+    """Return status, content and headers of a file for a client that has the version `known` of it.
+
+    Raises:
+        Problem: The page has no such file.
+    """
+    found = page_files().get(name)
+    if found is None:
+        raise Problem.of(404, "The page has no such file.")
+    return (304, None, found.headers) if known == found.headers["ETag"] else (200, found.content, found.headers)
+
+
+def check_sizes(url: int, headers: int, most: int, most_of_headers: int) -> None:
+    """Raise Problem 414 or 431 for a request whose URL or headers have too many bytes."""
+    if url >= most:
+        raise Problem.of(414, f"The URL must have fewer than {most} bytes.")
+    if headers > most_of_headers:
+        raise Problem.of(431, f"The headers must have at most {most_of_headers} bytes.")
+
+
+def foreign_origin() -> Problem:
+    """Return the problem of a request that a page of another origin has made."""
+    return Problem.of(403, "Pages of this origin may not call the server.", type="urn:agent-runtime:foreign-origin")
 
 
 def _collect(folder: Traversable, prefix: str, found: dict[str, bytes]) -> None:

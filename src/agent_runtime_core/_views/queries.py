@@ -159,18 +159,13 @@ def position_of(cursor: str, wanted: Filter, *kinds: type | tuple[type, ...]) ->
     except (binascii.Error, ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or len(found) != len(kinds) or not all(map(_fits, found, kinds)):
-        raise wrong_cursor(cursor)
+        raise must("cursor", "be `next` of a page with the same filter", cursor, "Leave it out for the first page")
     return found
 
 
 def _fits(value: Any, kind: type | tuple[type, ...]) -> bool:
     # Anybody can compute the checksum, and a store cannot compare every number.
     return isinstance(value, kind) and (not isinstance(value, int | float) or abs(value) <= _LARGEST)
-
-
-def wrong_cursor(cursor: str) -> InvalidArgument:
-    """Return the error for a cursor that does not fit its list."""
-    return must("cursor", "be `next` of a page with the same filter", cursor, "Leave it out for the first page")
 
 
 def _checksum(text: bytes, wanted: Filter) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from .._core.codec.json import decode_known
 from .._core.ids import step_id, stored_id
@@ -28,13 +28,6 @@ from .problems import invalid_field
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
-
-
-class RunPage(NamedTuple):
-    """A page of a list. `next` is the `before` of the next page, None for the last one."""
-
-    items: list[dict[str, Any]]
-    next: tuple[float, int] | None
 
 
 async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
@@ -74,22 +67,6 @@ async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[
         fields["error"], usage = outcome_in(row, ends.get(row.run_id))
         fields["usage"] = usage or None
     return fields
-
-
-async def list_view(
-    runner: RunClient, wanted: RunFilter, admits: Callable[[RunRow], bool] | None = None
-) -> RunPage:  # fmt: skip
-    """Return a page of runs, with two reads at any size of the store.
-
-    Args:
-        runner: The runner on the store.
-        wanted: Which runs, in which order and how many.
-        admits: Which of the rows are shown. The page may then be shorter, and `next` is not None for that reason.
-    """
-    found = await runner.queue.find(wanted._replace(limit=wanted.limit + 1))
-    rows, more = found[: wanted.limit], len(found) > wanted.limit
-    items = await list_items(runner, [row for row in rows if admits is None or admits(row)])
-    return RunPage(items, (rows[-1].created_at, rows[-1].n) if more else None)
 
 
 async def list_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:

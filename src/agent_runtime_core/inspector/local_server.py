@@ -24,7 +24,7 @@ from .._core.log import log
 from .._core.validation import redacted
 from .._views.events import Chosen, events_page, sequence_of, type_filter
 from .._views.overview import health_view, store_problem
-from .._views.page import HEADERS, host_name, is_loopback, page_files
+from .._views.page import HEADERS, check_sizes, foreign_origin, host_name, is_loopback, page_file
 from .._views.plain import json_bytes
 from .._views.problems import MEDIA_TYPE, Problem, kebab, problem_of, report
 from .._views.queries import checked
@@ -290,18 +290,15 @@ class _Connection(BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length", [])
         if any(each != "0" for each in lengths) or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # a body would be read as the next request
-        if len(self.path) >= MAX_URL_BYTES:
-            raise Problem.of(414, f"The URL must have fewer than {MAX_URL_BYTES} bytes.")
-        if sum(len(name) + len(value) + 4 for name, value in self.headers.items()) > MAX_HEADER_BYTES:
-            raise Problem.of(431, f"The headers must have at most {MAX_HEADER_BYTES} bytes.")
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers.items())
+        check_sizes(len(self.path), size, MAX_URL_BYTES, MAX_HEADER_BYTES)
         hosts = self.headers.get_all("Host", [])
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not is_loopback(name):
             raise Problem.of(421, "The Host header must name this machine, such as 127.0.0.1.")
         origin = self.headers.get("Origin")
         if origin and origin.partition("://")[2] != hosts[0]:
-            raise Problem.of(403, "Pages of this origin may not call the server.",
-                             type="urn:agent-runtime:foreign-origin")  # fmt: skip
+            raise foreign_origin()
 
     def _answer(self, request_id: str) -> None:
         path, _, query = self.path.partition("?")
@@ -319,11 +316,8 @@ class _Connection(BaseHTTPRequestHandler):
             raise Problem.of(404, "No endpoint has this path.")
 
     def _send_file(self, name: str, request_id: str) -> None:
-        found = page_files().get(name)
-        if found is None:
-            raise Problem.of(404, "The page has no such file.")
-        known = self.headers.get("If-None-Match") == found.headers["ETag"]
-        self._send(304 if known else 200, None if known else found.content, request_id, found.headers)
+        status, content, headers = page_file(name, self.headers.get("If-None-Match"))
+        self._send(status, content, request_id, headers)
 
     def _send_problem(self, problem: Problem, request_id: str) -> None:
         headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", **problem.headers}

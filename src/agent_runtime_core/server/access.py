@@ -305,16 +305,14 @@ def in_tenant(caller: Caller, tenant: str | None) -> Caller:
         raise invalid("tenant", error) from None
 
 
-async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
-    """Return who makes this request, or raise Problem 401, or 403 without one of these scopes."""
+async def admitted(connection: HTTPConnection, *scopes: str) -> Caller:
+    """Return who makes this request, and decode the slashes in the ids of its path.
+
+    Raises:
+        Problem: 401 without valid credentials; 403 without one of these scopes; as `Access.caller` does.
+    """
     found: Caller = await connection.app.state.server.access.caller(connection)
     check_scope(found, scopes)
-    return found
-
-
-async def admitted(connection: HTTPConnection, *scopes: str) -> Caller:
-    """Return who makes this request, as `permitted` does, and decode the slashes in the ids of its path."""
-    found = await permitted(connection, *scopes)
     # FastAPI reads the path after its dependencies have run.
     parameters = connection.scope.get("path_params", {})
     parameters.update((name, value.replace(SLASH, "/")) for name, value in parameters.items() if isinstance(value, str))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import Header
@@ -40,13 +41,10 @@ def _step(value: Any) -> Any:
 
 _TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
 _STRING: Final[dict[str, Any]] = {"type": "string"}
+_NULL: Final[dict[str, Any]] = {"type": "null"}
 
 #: A time, as wall seconds.
-Time = Annotated[
-    float,
-    BeforeValidator(seconds_of),
-    WithJsonSchema({"anyOf": TIME_FORMS}),
-]
+Time = Annotated[float, BeforeValidator(seconds_of), WithJsonSchema({"anyOf": TIME_FORMS})]
 _CONTENT: Final = {"anyOf": [_NOT_BLANK, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}
 _USER_MESSAGE: Final = {
     "type": "object",
@@ -55,7 +53,7 @@ _USER_MESSAGE: Final = {
 }
 #: A text of the user or a chat message.
 ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
-_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **PRINTABLE}, {"type": "null"}]}
+_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **PRINTABLE}, _NULL]}
 _OBJECT: Final = {"type": "object"}
 
 
@@ -75,37 +73,27 @@ def _turn(title: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_FORMS: Final = [
+    _turn("TextTurn", "text", _CONTENT),
+    _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
+]
 #: A `TurnEvent`, which checks itself.
-NewTurn = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "oneOf": [
-                _turn("TextTurn", "text", _CONTENT),
-                _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
-            ]
-        }
-    ),
-]
+NewTurn = Annotated[dict[str, Any], WithJsonSchema({"oneOf": _FORMS})]
+_PAIR: Final = {
+    "type": "array", "prefixItems": [_STRING, {"type": ["string", "integer"]}], "minItems": 2, "maxItems": 2
+}  # fmt: skip
 #: A step of a run, as `runner.fork` takes it.
-StepName = Annotated[
-    Any,
-    BeforeValidator(_step),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STRING,
-                {
-                    "type": "array",
-                    "prefixItems": [_STRING, {"type": ["string", "integer"]}],
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+StepName = Annotated[Any, BeforeValidator(_step), WithJsonSchema({"anyOf": [_STRING, _PAIR, _NULL]})]
+
+
+def form(required: Sequence[str], **properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a form of a body."""
+    return {"required": [*required], "properties": properties}
+
+
+def one_of(*forms: dict[str, Any]) -> ConfigDict:
+    """Return the configuration of a body that has one of these forms."""
+    return ConfigDict(json_schema_extra={"oneOf": [*forms]})
 
 
 class Body(BaseModel):
@@ -196,29 +184,9 @@ class SentMessage(Body):
 class DeadLetters(Body):
     """Which finished runs: those with these ids, or all with a state."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {
-                    "required": ["ids"],
-                    "properties": {
-                        "ids": {"type": "array", "items": _STRING},
-                        "all": {"type": "null"},
-                        "expect": {"type": "null"},
-                        "state": _STRING,
-                    },
-                },
-                {
-                    "required": ["all", "expect"],
-                    "properties": {
-                        "all": {"const": True},
-                        "expect": {"type": "integer"},
-                        "ids": {"type": "null"},
-                        "state": _STRING,
-                    },
-                },
-            ]
-        }
+    model_config: ClassVar[ConfigDict] = one_of(
+        form(("ids",), ids={"type": "array", "items": _STRING}, all=_NULL, expect=_NULL, state=_STRING),
+        form(("all", "expect"), all={"const": True}, expect={"type": "integer"}, ids=_NULL, state=_STRING),
     )
 
     ids: list[Key] | None = Field(default=None, min_length=1)

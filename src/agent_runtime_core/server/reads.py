@@ -42,7 +42,7 @@ class HttpRequest(Asked):
 async def asked_of(request: Request, route: Route) -> HttpRequest:
     """Return a request for a route, or raise the problem of its caller or its parameters.
 
-    A route without own parameters accepts each parameter. FastAPI would take a tenth of the request to read the path
+    A route without parameters in the table accepts each one. FastAPI would take a tenth of the request to read the path
     and the query of an endpoint with parameters.
     """
     caller = await admitted(request, *route.scopes)

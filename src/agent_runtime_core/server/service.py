@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from .._views.overview import health_view, store_problem
-from .._views.page import page_files
+from .._views.page import page_file
 from .._views.visibility import refuse_limited
 from ..tracing.prometheus import Sample
-from .access import permitted
+from .access import admitted
 from .documents import OPEN, Health
 from .errors import Problem
 from .state import ServerState, state_of
@@ -78,7 +78,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics of this process."""
     state = state_of(request)
     if not state.settings.metrics_open:
-        refuse_limited(await permitted(request, "metrics"))
+        refuse_limited(await admitted(request, "metrics"))
     if state.metrics is None:
         raise Problem.of(404, "This server has no metrics. Start it with --metrics, or pass create_app(metrics=...).")
     body, content_type = await state.metrics.exposition(request.headers.get("accept", ""))
@@ -119,9 +119,5 @@ async def static_file(request: Request, path: str) -> Response:
 
 
 def _file(request: Request, name: str) -> Response:
-    found = page_files().get(name)
-    if found is None:
-        raise Problem.of(404, "The page has no such file.")
-    if request.headers.get("if-none-match") == found.headers["ETag"]:
-        return Response(status_code=304, headers=found.headers)
-    return Response(found.content, headers=found.headers)
+    status, content, headers = page_file(name, request.headers.get("if-none-match"))
+    return Response(content, status, headers=headers)
