@@ -5,7 +5,7 @@ The server of `agent-runtime inspect` and the HTTP API mount the same table, so 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -108,7 +108,7 @@ class Route(NamedTuple):
 
     Attributes:
         path: The path below `/api/v1/`.
-        read: Returns the answer. Its docstring describes the route in the OpenAPI document.
+        read: Returns an `Answer`, or a stream. Its docstring describes the route in the OpenAPI document.
         title: What the route does, in a few words.
         shape: The name of the answer in the OpenAPI document.
         parameters: The query parameters besides `tenant`.
@@ -117,7 +117,7 @@ class Route(NamedTuple):
     """
 
     path: str
-    read: Callable[[Any], Awaitable[Answer]]
+    read: Callable[[Any], Coroutine[Any, Any, Any]]
     title: str = ""
     shape: str = "Page"
     parameters: Mapping[str, Parameter] = {}

@@ -211,7 +211,7 @@ class LocalServer:
         asked = _Asked(self._runner, ids, checked(pairs, known_parameters(route)), connection)
         if self._stopping:
             raise _stopped()
-        future = asyncio.run_coroutine_threadsafe(_read(route, asked), self._loop)
+        future: Future[Answer] = asyncio.run_coroutine_threadsafe(route.read(asked), self._loop)
         self._pending.add(future)
         try:
             return future.result()
@@ -227,10 +227,6 @@ class LocalServer:
 
 def _stopped() -> Problem:
     return Problem.of(503, "The server is shutting down.", headers=_LATER)
-
-
-async def _read(route: Route, asked: Asked) -> Answer:
-    return await route.read(asked)
 
 
 def _unreadable(error: StorageError) -> Problem:

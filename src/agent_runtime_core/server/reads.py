@@ -26,6 +26,8 @@ _PREFERRED: Final = re.compile(r'(?:^|[,;\s])wait\s*=\s*"?([0-9]{1,9})"?\s*(?=[,
 class HttpRequest(Asked):
     """A request of the HTTP API."""
 
+    caller: Caller
+
     def __init__(self, request: Request, caller: Caller, query: dict[str, Any]) -> None:
         self.request, self.state = request, state_of(request)
         super().__init__(self.state.runner, caller, [*request.path_params.values()], query)
