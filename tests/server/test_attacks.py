@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from websockets.exceptions import InvalidStatus
 
-from agent_runtime_core._views.cursors import cursor_of
+from agent_runtime_core._views.queries import cursor_of
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig

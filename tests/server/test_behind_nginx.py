@@ -16,8 +16,8 @@ import pytest
 from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
+from agent_runtime_core._views.read_routes import MAX_WAIT
 from agent_runtime_core.server.settings import ServerSettings
-from agent_runtime_core.server.waiting import MAX_WAIT
 from tests.server.conftest import TOKEN, LiveServer, Served
 from tests.server.streaming import Frame
 from tests.support.nginx import NAME, Nginx, blocks, configuration, missing, serve_options

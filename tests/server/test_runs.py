@@ -20,8 +20,8 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.app import create_app
 from agent_runtime_core.server.documents import Outcome, Run
+from agent_runtime_core.server.reads import preferred_wait
 from agent_runtime_core.server.settings import ServerSettings
-from agent_runtime_core.server.waiting import preferred_wait
 from tests.server.conftest import LiveServer, client_of, echo
 from tests.server.documented import documented
 from tests.support.backends import backends

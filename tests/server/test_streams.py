@@ -13,7 +13,7 @@ import pytest
 
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageFull
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.server.frames import SLICE, slices
+from agent_runtime_core.server.open_streams import SLICE, slices
 from agent_runtime_core.server.settings import ServerSettings
 from tests.server.conftest import client_of
 from tests.server.gated import Gated, finished

@@ -13,9 +13,9 @@ import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult, TraceSink
 from agent_runtime_core._core.event_types import RUNNER_TYPES
+from agent_runtime_core._views.events import event_json, sse_frames
 from agent_runtime_core._views.export import export
 from agent_runtime_core._views.runs import run_view
-from agent_runtime_core._views.wire import event_json, sse_frames
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.interfaces import EventType
 from agent_runtime_core.persistence import PersistenceConfig

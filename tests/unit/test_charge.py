@@ -34,7 +34,7 @@ from agent_runtime_core import (
     open_run,
 )
 from agent_runtime_core._execution.context import Context
-from agent_runtime_core._views.steps import step_views
+from agent_runtime_core._views.attempts import step_views
 from agent_runtime_core._views.timeline import timeline_view
 from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, ToolCallingAgent, UnknownRun
-from agent_runtime_core.inspector import exported_data, run_html
+from agent_runtime_core.inspector import export, run_html
 from agent_runtime_core.inspector.html_file import DATA_ID, html_page
 from agent_runtime_core.inspector.redaction import LEFT_OUT, redacted_answers, short_hash
 from agent_runtime_core.interfaces import RunResult
@@ -407,9 +407,9 @@ async def test_secrets_in_urls_are_replaced() -> None:
 
 
 async def test_a_file_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported_data, "MAX_RUNS", 2)
-    monkeypatch.setattr(exported_data, "MAX_EVENTS", 3)
-    monkeypatch.setattr(exported_data, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(export, "MAX_RUNS", 2)
+    monkeypatch.setattr(export, "MAX_EVENTS", 3)
+    monkeypatch.setattr(export, "MAX_REQUESTS", 10)
 
     async def parent(ctx: Any) -> Any:
         await ctx.call("support", asked("a"))

@@ -16,8 +16,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, InvalidArgument
 from agent_runtime_core._views.page import HEADERS, page_files
-from agent_runtime_core.inspector.local_routes import ROUTES
-from agent_runtime_core.inspector.local_server import LocalServer
+from agent_runtime_core.inspector.local_server import ROUTES, LocalServer
 from tests.support.local_client import PATHS, LocalClient, inspecting
 from tests.support.processes import OF_RUN, PATIENCE, Child, until
 from tests.support.read_only import listing, write_store
@@ -229,7 +228,7 @@ def test_cursors_lead_through_the_list(client: LocalClient) -> None:
 def test_a_failure_of_the_code_is_hidden(
     client: LocalClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.inspector.local_routes.queue_view", _fails)
+    monkeypatch.setattr("agent_runtime_core._views.read_routes.queue_view", _fails)
     response = client.data("queue")
     assert (response.status, response.problem) == (500, "internal-error")
     assert b"secret" not in response.body

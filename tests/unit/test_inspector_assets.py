@@ -14,11 +14,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from agent_runtime_core._views.page import HEADERS, page_files
-from agent_runtime_core.inspector.script_bundle import bundled
-from agent_runtime_core.inspector.script_words import words_in
+from agent_runtime_core.inspector.script_bundle import bundled, words_in
 from tests.support.pages import ROOT
 
-STATIC = ROOT / "src" / "agent_runtime_core" / "inspector" / "static"
+STATIC = ROOT / "src" / "agent_runtime_core" / "_views" / "static"
 FILES = {path.relative_to(STATIC).as_posix(): path for path in sorted(STATIC.rglob("*")) if path.is_file()}
 TEXTS = {name: path.read_text("utf-8") for name, path in FILES.items()}
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
@@ -162,7 +161,7 @@ def test_the_wheel_has_every_file_of_the_page() -> None:
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split() if not line.startswith("#")]
     assert ignored
     for name in FILES:
-        path = Path("src/agent_runtime_core/inspector/static", name)
+        path = Path("src/agent_runtime_core/_views/static", name)
         assert [each for each in ignored if path.match(each) or set(path.parts) & {each}] == [], name
 
 

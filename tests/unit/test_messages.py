@@ -1027,7 +1027,7 @@ REPOSITORY = Path(__file__).parents[2]
 #: Messages that are not made by `must` or `unknown`, each with the reason.
 ALLOWED = {
     ("config.py", "{called}: {error}"): "adds the name of the setting to an error that `must` made",
-    ("_views/list_query.py", "since must not be after until"): "the server leaves out the times that were sent",
+    ("_views/queries.py", "since must not be after until"): "the server leaves out the times that were sent",
     (
         "inspector/local_server.py",
         "port {self._port} of {HOST} cannot be used: {why}. Choose another one",

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.inspector.script_bundle import bundled
-from agent_runtime_core.inspector.script_words import UnreadableScript, Word, words_in
+from agent_runtime_core.inspector.script_bundle import UnreadableScript, Word, bundled, words_in
 
 FILES = {
     "main.js": """\

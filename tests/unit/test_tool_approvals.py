@@ -379,7 +379,7 @@ async def test_what_a_condition_decided_is_recorded(place: Path | None) -> None:
 
 
 def test_a_condition_is_shown_as_a_word_and_a_bool_stays_a_bool() -> None:
-    from agent_runtime_core._views.agents import _agent
+    from agent_runtime_core._views.overview import _agent
 
     for confirmation, shown in ((True, True), (False, False), (above_100, "conditional")):
         made = Paying([], confirmation)

@@ -15,15 +15,14 @@ from agent_runtime_core import AgentRunner, ToolCallingAgent, register_type
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._journal.record import ENDED, STARTED, Record
 from agent_runtime_core._views import plan, usage
-from agent_runtime_core._views.agents import agents_view
+from agent_runtime_core._views.attempts import step_views, steps_of
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.export import export
 from agent_runtime_core._views.journal import journal_view
 from agent_runtime_core._views.messages import messages_view
+from agent_runtime_core._views.overview import agents_view, queue_view
 from agent_runtime_core._views.plan import plan_view
-from agent_runtime_core._views.queue import queue_view
-from agent_runtime_core._views.runs import list_view, run_view, summary
-from agent_runtime_core._views.steps import step_views, steps_of
+from agent_runtime_core._views.runs import list_items, run_view, summary
 from agent_runtime_core._views.timeline import timeline_view
 from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument
@@ -119,7 +118,7 @@ async def test_a_run_that_failed_says_why(place: str) -> None:
         store = Store(runner)
         row = await store.run(_failing)
         found = await run_view(runner, row)
-        [item] = (await list_view(runner, RunFilter(limit=5))).items
+        [item] = await list_items(runner, await runner.queue.find(RunFilter(limit=5)))
     assert (found["status"], found["state"], found["result"]) == ("failed", "failed", None)
     assert found["error"].startswith("StepExecutionError: ")
     assert found["error_info"]["message"] in found["error"]
@@ -184,12 +183,13 @@ async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.Mo
         for each in (runner.queue, runner.state_store):
             monkeypatch.setattr(each, "read", _counted(each.read, reads))
         wanted = RunFilter(limit=3, newest_first=True, light=True)
-        page = await list_view(runner, wanted)
+        rows = await runner.queue.find(wanted)
+        page = await list_items(runner, rows)
         assert reads == ["find", "endings"]
-        rest = await list_view(runner, wanted._replace(before=page.next))
-    assert [each["key"] for each in page.items + rest.items] == ["later", "done-2", "done-1", "done-0"]
-    assert rest.next is None
-    waiting, done = page.items[:2]
+        before = (rows[-1].created_at, rows[-1].n)
+        rest = await list_items(runner, await runner.queue.find(wanted._replace(before=before)))
+    assert [each["key"] for each in page + rest] == ["later", "done-2", "done-1", "done-0"]
+    waiting, done = page[:2]
     assert (waiting["state"], waiting["tokens"], waiting["duration_seconds"]) == ("pending", None, None)
     assert (done["agent"], done["tokens"], done["cost_usd"]) == (f"{HOSTILE}2", 5, 0.25)
     assert done["age_seconds"] >= done["duration_seconds"] >= 0
@@ -221,7 +221,7 @@ async def test_the_end_of_an_earlier_generation_is_not_that_of_the_run(place: st
     async with opened(place) as runner:
         row = await Store(runner).run(body)
         await runner.resume(row.run_id)
-        [item] = (await list_view(runner, RunFilter(limit=5))).items
+        [item] = await list_items(runner, await runner.queue.find(RunFilter(limit=5)))
         found = await run_view(runner, await runner.queue.require(row.run_id))
         short = await summary(runner, await runner.queue.require(row.run_id), end=True)
     assert (item["state"], item["error"]) == ("pending", None)
@@ -586,7 +586,7 @@ async def test_a_run_that_waits_for_a_person_says_for_what(place: str) -> None:
         [asked] = await runner.approvals()
         row = await runner.queue.require("r")
         found = await run_view(runner, row)
-        [item] = (await list_view(runner, RunFilter(limit=5, light=True))).items
+        [item] = await list_items(runner, await runner.queue.find(RunFilter(limit=5, light=True)))
         counted = await queue_view(runner)
         await runner.approve("r", HOSTILE, True)
         answered = await run_view(runner, await runner.queue.require("r"))
@@ -614,7 +614,7 @@ async def test_a_run_and_its_child_name_each_other(place: str) -> None:
         found = await run_view(runner, row)
         [child] = found["children"]
         below = await run_view(runner, await runner.queue.require(child["run_id"]))
-        [item] = (await list_view(runner, RunFilter(limit=5, parent=row.run_id))).items
+        [item] = await list_items(runner, await runner.queue.find(RunFilter(limit=5, parent=row.run_id)))
     assert (child["agent"], child["state"]) == ("inner", "succeeded")
     assert (below["parent"], item["parent"], item["run_id"]) == (row.run_id, row.run_id, child["run_id"])
 
@@ -624,7 +624,7 @@ async def test_a_run_that_was_cancelled_before_its_start_has_failed(place: str) 
         await runner.submit("nobody", {}, run_id="r")
         await runner.cancel("r")
         found = await run_view(runner, await runner.queue.require("r"))
-        [item] = (await list_view(runner, RunFilter(limit=5))).items
+        [item] = await list_items(runner, await runner.queue.find(RunFilter(limit=5)))
     assert (found["status"], found["state"], found["error"], found["usage"]) == ("failed", "cancelled", "cancelled", {})
     assert (item["state"], item["error"], item["tokens"]) == ("cancelled", None, None)
 

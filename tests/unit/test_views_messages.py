@@ -11,7 +11,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, ToolCallingAgent
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._views import invalidated
+from agent_runtime_core._views import messages
 from agent_runtime_core._views.export import export
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.timeline import timeline_view
@@ -159,7 +159,7 @@ async def test_a_very_long_log_is_not_read(place: Path | None, monkeypatch: pyte
         await execute(rig, Agent(["It is su"], "cut", "Sunny."))
         assert len((await view(rig))["items"]) == 3
         monkeypatch.setattr(
-            invalidated, "MOST_EVENTS", await rig.runner.event_bus.head((await rig.runner.get_run("r")).run_id) - 1
+            messages, "MOST_EVENTS", await rig.runner.event_bus.head((await rig.runner.get_run("r")).run_id) - 1
         )
         assert len((await view(rig))["items"]) == 2
 

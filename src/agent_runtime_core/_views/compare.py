@@ -11,8 +11,8 @@ from .._execution.step_scope import Identity
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
 from .attempts import TracedStep, traced_steps
+from .journal import outcome_in
 from .plain import plain_value
-from .results import outcome_in
 
 
 async def compare_view(runner: RunClient, row: RunRow, other: RunRow) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
+from .attempts import step_views
+from .events import event_json
 from .journal import record_view
 from .messages import messages_view
 from .runs import run_view
-from .steps import step_views
-from .wire import event_json
 
 _PAGE: Final = 32  # events that are read at once; one may have megabytes
 

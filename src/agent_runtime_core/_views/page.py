@@ -1,12 +1,16 @@
-"""The files of the inspector's page, and the headers that they are sent with."""
+"""The files of the inspector's page, the headers that they are sent with, and the hosts that may ask for them."""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import re
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final, NamedTuple
+
+from .problems import Problem
 
 #: Nothing is loaded from another host, no script or style is inline, and no text becomes markup.
 CONTENT_SECURITY_POLICY: Final = (
@@ -23,7 +27,8 @@ _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8", ".json": "application/json",
 }  # fmt: skip
-_FOLDER: Final = "inspector/static"
+
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 
 
 class PageFile(NamedTuple):
@@ -37,12 +42,37 @@ class PageFile(NamedTuple):
 def page_files() -> dict[str, PageFile]:
     """Return the files by their path below `static/`, such as `pages/runs.js`. The page itself is `index.html`."""
     contents: dict[str, bytes] = {}
-    _collect(resources.files(__package__.partition(".")[0]).joinpath(_FOLDER), "", contents)
+    _collect(resources.files(__package__).joinpath("static"), "", contents)
     found = {path: PageFile(content, _headers(path, content)) for path, content in contents.items()}
     # The browser otherwise learns of a module only when it has read the one that imports it.
     modules = (f"<static/{path}>; rel=modulepreload" for path in sorted(found) if path.endswith(".js"))
     found["index.html"].headers["Link"] = ", ".join(modules)
     return found
+
+
+def page_file(name: str, known: str | None) -> tuple[int, bytes | None, dict[str, str]]:
+    """Return status, content and headers of a file for a client that has the version `known` of it.
+
+    Raises:
+        Problem: The page has no such file.
+    """
+    found = page_files().get(name)
+    if found is None:
+        raise Problem.of(404, "The page has no such file.")
+    return (304, None, found.headers) if known == found.headers["ETag"] else (200, found.content, found.headers)
+
+
+def check_sizes(url: int, headers: int, most: int, most_of_headers: int) -> None:
+    """Raise Problem 414 or 431 for a request whose URL or headers have too many bytes."""
+    if url >= most:
+        raise Problem.of(414, f"The URL must have fewer than {most} bytes.")
+    if headers > most_of_headers:
+        raise Problem.of(431, f"The headers must have at most {most_of_headers} bytes.")
+
+
+def foreign_origin() -> Problem:
+    """Return the problem of a request that a page of another origin has made."""
+    return Problem.of(403, "Pages of this origin may not call the server.", type="urn:agent-runtime:foreign-origin")
 
 
 def _collect(folder: Traversable, prefix: str, found: dict[str, bytes]) -> None:
@@ -63,3 +93,18 @@ def _headers(path: str, content: bytes) -> dict[str, str]:
         **HEADERS, "Content-Type": _MEDIA_TYPES[_suffix(path)], "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(content).hexdigest()[:20]}"',
     }  # fmt: skip
+
+
+def host_name(header: str) -> str | None:
+    """Return the name or address in a `Host` header in lower case, without its port; None if it is not one."""
+    found = _HOST.fullmatch(header)
+    return None if found is None else found["name"].strip("[]").lower()
+
+
+@lru_cache(maxsize=64)
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address is of this machine only."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

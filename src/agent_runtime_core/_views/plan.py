@@ -10,9 +10,11 @@ from .._core.ids import step_id
 from .._execution.step_scope import Identity
 from .._journal.record import DONE, SKIPPED, Record
 from ..errors import InvalidArgument
-from ..planning.agent import PLANNING
+from ..interfaces import AgentRuntime
+from ..planning.agent import PLANNING, PlanningAgent, built_in_tools
 from ..planning.executor import SCOPE, step_name
 from ..planning.plan import Plan, PlanStep
+from ..planning.progress import tried_steps
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
 from .attempts import LIST, TracedStep, traced_steps
@@ -134,3 +136,19 @@ def _edges(row: RunRow, steps: Sequence[TracedStep]) -> list[dict[str, str]]:
                     first, second = (step_id(row.run_id, end.name, end.key) for end in ends)
                     edges.append({"from": first, "to": second})
     return edges
+
+
+def planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:
+    """Return the step attempts of a planned run as `Orchestrator.get_run` does, None for another run.
+
+    Without the agent, the journal says whether the run is planned.
+    """
+    if not (isinstance(agent, PlanningAgent) if agent is not None else _has_plan(records)):
+        return None
+    return tried_steps(records, agent.tools if isinstance(agent, PlanningAgent) else built_in_tools(), plain_value)
+
+
+def _has_plan(records: Sequence[Record]) -> bool:
+    made = (each for each in records if each.kind == DONE and (each.name, each.key) == (PLANNING, "s:0"))
+    plan = plain_value(record.result) if (record := next(made, None)) is not None else None
+    return isinstance(plan, dict) and plan.keys() == {"final_goal", "steps"}

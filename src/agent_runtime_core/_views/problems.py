@@ -181,10 +181,12 @@ def field_path(*where: object) -> str:
 
 def invalid(field: str, error: InvalidArgument) -> Problem:
     """Return the problem for an invalid field or parameter."""
-    message = safe_text(str(error))
-    return Problem.of(
-        422, message, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": message}]
-    )
+    return invalid_field(field, safe_text(str(error)))
+
+
+def invalid_field(field: str, message: str) -> Problem:
+    """Return the problem for a field with a message that is safe to send."""
+    return invalid_fields([{"field": field, "message": message}])
 
 
 def invalid_fields(found: Sequence[Mapping[str, str]]) -> Problem:

@@ -1,41 +1,33 @@
-"""Runs: the summary of the command line, the whole run, and rows of lists."""
+"""Runs: the summary of the command line, the whole run, what it waits for, and rows of lists."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from .._core.codec.json import decode_known
-from .._core.ids import stored_id
+from .._core.ids import step_id, stored_id
 from .._core.lazy_import import load
 from .._execution.journal_view import JournalView
-from .._journal.record import Record
+from .._journal.record import DONE, STARTED, Record
 from ..errors import MOST_NAMED, InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import RunLimits
 from ..queue.base import RunQueue
-from ..queue.records import ACTED, LIMITS, LIVE, RunFilter, RunRow, answered_request, open_questions
+from ..queue.records import ACTED, IN_DOUBT, LIMITS, LIVE, QUESTION, RunFilter, RunRow, answered_request, open_questions
 from ..registry import Registry
-from ..runner.approvals import decisions
+from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
-from .plain import iso_time, plain_value, shortened_error
-from .problems import Problem
-from .results import ended_record, last_error, outcome_in, outcomes_of, result_in
-from .steps import step_views
-from .waits import questions_of, waits_of
+from .attempts import step_views
+from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
+from .plain import iso_time, plain_of, plain_value, shortened_error
+from .problems import invalid_field
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
-
-
-class RunPage(NamedTuple):
-    """A page of a list. `next` is the `before` of the next page, None for the last one."""
-
-    items: list[dict[str, Any]]
-    next: tuple[float, int] | None
 
 
 async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
@@ -55,8 +47,7 @@ async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
         found = await queue.find(RunFilter(run_key=run_id, light=True, limit=MOST_NAMED + 1))
     names = ", ".join(sorted(each.tenant for each in found)[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
     detail = f"Several tenants have a run with this key: {names}. Send the parameter tenant, or the run id."
-    errors = [{"field": "tenant", "message": detail}]
-    raise Problem.of(422, detail, type="urn:agent-runtime:invalid-argument", errors=errors)
+    raise invalid_field("tenant", detail)
 
 
 async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[str, Any]:
@@ -76,22 +67,6 @@ async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[
         fields["error"], usage = outcome_in(row, ends.get(row.run_id))
         fields["usage"] = usage or None
     return fields
-
-
-async def list_view(
-    runner: RunClient, wanted: RunFilter, admits: Callable[[RunRow], bool] | None = None
-) -> RunPage:  # fmt: skip
-    """Return a page of runs, with two reads at any size of the store.
-
-    Args:
-        runner: The runner on the store.
-        wanted: Which runs, in which order and how many.
-        admits: Which of the rows are shown. The page may then be shorter, and `next` is not None for that reason.
-    """
-    found = await runner.queue.find(wanted._replace(limit=wanted.limit + 1))
-    rows, more = found[: wanted.limit], len(found) > wanted.limit
-    items = await list_items(runner, [row for row in rows if admits is None or admits(row)])
-    return RunPage(items, (rows[-1].created_at, rows[-1].n) if more else None)
 
 
 async def list_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
@@ -188,7 +163,7 @@ def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> lis
 
 @lru_cache(maxsize=1)
 def _planned() -> Any:
-    return load(".planned:planned_steps", package=__package__)
+    return load(".plan:planned_steps", package=__package__)
 
 
 def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
@@ -259,3 +234,49 @@ def _conversation(input_: Any) -> str | None:
     """Return the conversation in the input of a run. The rows of older releases have none."""
     found = input_.get("conversation_id") if isinstance(input_, dict) else None
     return None if found is None else str(found)
+
+
+async def waits_of(
+    runner: RunClient, row: RunRow, records: Sequence[Record] | None = None
+) -> tuple[list[dict[str, str]], set[str]]:  # fmt: skip
+    """Return the open waits of a run, and the names of all questions that it has asked.
+
+    A wait is {"kind": "approval", "review" or "signal", "name": …}. A review is the question about a step in doubt.
+    Pass `records` if the journal has been read.
+    """
+    if row.status not in LIVE:
+        return [], set()
+    mail = await runner.queue.mail(row.run_id)
+    requested = {each.msg_id: each.name for each in mail if each.kind == QUESTION}
+    # The question is stored before the record of its wait.
+    waits = dict(requested)
+    for record in await runner.state_store.records(row.run_id) if records is None else records:
+        if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
+            waits[step_id(row.run_id, record.name, record.key)] = record.name.removeprefix("signal:")
+        elif record.kind == DONE and waits:
+            waits.pop(step_id(row.run_id, record.name, record.key), None)
+    for each in mail:
+        waits.pop(answered_request(each.msg_id) or "", None)
+    of_reason = row.reason.removeprefix("approval ")  # also if the run has asked under an older release
+
+    def kind(wait: str, name: str) -> str:
+        if name.startswith(IN_DOUBT):
+            return "review"
+        return "approval" if wait in requested or name == of_reason else "signal"
+
+    return [{"kind": kind(wait, name), "name": name} for wait, name in waits.items()], set(requested.values())
+
+
+async def questions_of(runner: RunClient, row: RunRow) -> list[dict[str, Any]]:
+    """Return what a run asks people now, the oldest question first."""
+    return [question_view(each) for each in await open_requests_of(runner.queue, row)]
+
+
+def question_view(asked: ApprovalRequest) -> dict[str, Any]:
+    """Return an open question with its details and the schema of its answer."""
+    return {
+        "run_id": str(asked.run_id), "key": asked.run_key, "tenant": asked.tenant, "agent": asked.agent_key,
+        "name": asked.name, "request_id": asked.request_id, "details": plain_of(asked.details),
+        "schema": plain_of(asked.schema), "asked_at": asked.asked_at.isoformat(),
+        "approved_before": asked.approved_before, "problem": asked.problem,
+    }  # fmt: skip

@@ -11,11 +11,10 @@ from .._journal.record import DONE, ENDED, FAILED, RETRYING, Record, outcome_of
 from ..limits import tokens_of
 from ..queue.records import LIVE, RunRow
 from .attempts import CALL, LIST, SIGNAL, Attempt, TracedStep, enclosing, scopes_of, traced_steps
-from .journal import record_view
+from .journal import last_error, record_view
 from .messages import tool_messages
 from .plain import iso_time, plain_value, shortened_error
 from .problems import Problem
-from .results import last_error
 
 #: Most rows of a page. It is large because each page reads and folds the whole journal.
 MAX_ROWS: Final = 25_000

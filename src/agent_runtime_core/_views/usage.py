@@ -13,8 +13,8 @@ from ..errors import InvalidArgument
 from ..limits import COSTS, sum_usd
 from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
+from .journal import outcomes_of
 from .plain import iso_time, plain_value
-from .results import outcomes_of
 
 BY: Final = ("agent", "model", "day")
 DEFAULT_SECONDS: Final = 30 * 86_400.0

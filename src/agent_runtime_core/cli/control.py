@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict
 
-from .._views.waits import waits_of
+from .._views.runs import waits_of
 from ..errors import IllegalTransition, InvalidArgument
 from ..persistence.carry_over import carry_over
 from ..queue.records import LIVE, RunRow

@@ -7,11 +7,10 @@ from argparse import Namespace
 from typing import Any
 
 from .._engines.payloads import in_words
+from .._views.attempts import steps_of
+from .._views.overview import workers_view
 from .._views.plain import without_secrets
-from .._views.queue import workers_view
-from .._views.runs import summary
-from .._views.steps import steps_of
-from .._views.waits import questions_of, waits_of
+from .._views.runs import questions_of, summary, waits_of
 from ..errors import MOST_NAMED
 from ..events.event import Event, agent_type, payload_of
 from .output import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from .._core.log import log
 from .._core.validation import must
-from .._views.hosts import is_loopback
+from .._views.page import is_loopback
 from ..config import get_config
 from ..errors import InvalidArgument
 from ..orchestrator import Orchestrator

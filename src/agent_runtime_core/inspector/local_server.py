@@ -6,27 +6,33 @@ It answers GET and HEAD. Each connection has a thread, which has the event loop 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Final, Self
-from urllib.parse import unquote
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import parse_qsl, unquote
 
+from .._core.context_vars import start_helper
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.validation import redacted
-from .._views.hosts import host_name, is_loopback
-from .._views.page import HEADERS, page_files
+from .._views.events import Chosen, events_page, sequence_of, type_filter
+from .._views.overview import health_view, store_problem
+from .._views.page import HEADERS, check_sizes, foreign_origin, host_name, is_loopback, page_file
 from .._views.plain import json_bytes
 from .._views.problems import MEDIA_TYPE, Problem, kebab, problem_of, report
+from .._views.queries import checked
+from .._views.read_routes import OF_EVENTS, OF_RUNS, OF_STORES, WAIT, Answer, Asked, Route, known_parameters
 from ..errors import InvalidArgument, StorageError
+from ..queue.records import LIVE, RunRow
 from ..runner.run_client import RunClient
-from .local_routes import ROUTES, Asked, Reply
-from .query_parameters import checked
+from ..runner.settings import RunInfo
 
 HOST: Final = "127.0.0.1"
 MAX_URL_BYTES: Final = 8 * 1024
@@ -34,6 +40,105 @@ MAX_HEADER_BYTES: Final = 32 * 1024
 IDLE_SECONDS: Final = 60  # until a connection without requests is closed
 _POLL_SECONDS: Final = 0.1  # until the listening thread notices that the server stops
 _API: Final = ["api", "v1"]
+
+
+class _Person(NamedTuple):
+    """Who inspects a store: nothing is hidden from this person, who may select a tenant."""
+
+    tenant: str | None
+    scopes: Set[str] = frozenset({"read"})
+    may: Callable[[str, RunInfo], bool] | None = None
+    limited: bool = False
+
+
+class _Asked(Asked):
+    """A request of the page. Nobody reads its connection while the request is answered."""
+
+    def __init__(self, runner: RunClient, ids: Sequence[str], query: Mapping[str, Any], client: socket.socket) -> None:
+        super().__init__(runner, _Person(query["tenant"]), ids, query)
+        self.client = client
+
+    def about(self) -> dict[str, Any]:
+        """Return that the page follows a run with requests that wait."""
+        return {"live": "poll"}
+
+    async def ended(self, row: RunRow, seconds: float) -> RunRow:
+        """Return the run when it has finished, when the time is over, or when the client is gone."""
+        if row.status not in LIVE or not seconds:
+            return row
+        await _until(self.client, self.runner.watcher.until_ended(row.run_id, seconds))
+        return await self.row()
+
+
+async def _events(asked: _Asked) -> Answer:
+    """Return a page of events. With `wait` it has at least one event, unless the run has finished or time is over."""
+    position = sequence_of("after", asked.query["after"])
+    start = 0 if position is None else position + 1
+    chosen = type_filter(asked.query["types"])
+    row = await asked.row()
+    if asked.query["wait"]:
+        await _until(asked.client, _next_event(asked.runner, row.run_id, start, chosen, asked.query["wait"]))
+    return Answer(await events_page(asked.runner.event_bus, row.run_id, start, chosen))
+
+
+async def _next_event(runner: RunClient, run_id: str, start: int, chosen: Chosen | None, seconds: float) -> None:
+    """Return when the run has such an event from `start` on, when it has finished, or when the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds), contextlib.aclosing(runner.event_pages(run_id, start)) as pages:
+            async for page in pages:
+                if chosen is None or any(map(chosen, page)):
+                    return
+
+
+async def _until(client: socket.socket, work: Coroutine[Any, Any, object]) -> None:
+    """Wait for something, or until the client has closed its connection."""
+    with _leaving(client) as gone:
+        waiting = start_helper(work)
+        others: list[Awaitable[Any]] = [waiting, gone]
+        try:
+            await asyncio.wait(map(asyncio.ensure_future, others), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _leaving(client: socket.socket) -> Iterator[asyncio.Future[None]]:
+    """Yield a future that is done when the client closes its connection, or sends the next request already."""
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(client, lambda: None if gone.done() else gone.set_result(None))
+    try:
+        yield gone
+    finally:
+        loop.remove_reader(client)
+
+
+async def _live(asked: Asked) -> Answer:
+    return Answer({"status": "ok"})
+
+
+async def _ready(asked: Asked) -> Answer:
+    failed = bool(await store_problem(asked.runner))
+    return Answer({"status": "unavailable"}, 503, _LATER) if failed else Answer({"status": "ok"})
+
+
+async def _health(asked: Asked) -> Answer:
+    ready, problem = await _ready(asked), await store_problem(asked.runner)
+    return ready._replace(value={**ready.value, **health_view(asked.runner, [problem] if problem else [])})
+
+
+_LATER: Final = {"Retry-After": "5"}
+ROUTES: Final = (
+    *OF_RUNS,
+    *OF_STORES,
+    Route("runs/{id}/events", _events, parameters={**OF_EVENTS, "wait": WAIT}),
+    Route("health", _health),
+    Route("health/live", _live),
+    Route("health/ready", _ready),
+)
 
 
 class LocalServer:
@@ -47,7 +152,7 @@ class LocalServer:
     def __init__(self, runner: RunClient, port: int = 0) -> None:
         self._runner = runner
         self._port = port
-        self._pending: set[Future[Reply]] = set()
+        self._pending: set[Future[Answer]] = set()
         self._stopping = False
 
     @property
@@ -89,7 +194,7 @@ class LocalServer:
         await asyncio.to_thread(self._http.shutdown)
         self._http.server_close()
 
-    def read(self, parts: list[str], query: str, connection: Any) -> Reply:
+    def read(self, parts: list[str], query: str, connection: socket.socket) -> Answer:
         """Return the response for a path below `/api/v1/`, in the thread of a connection.
 
         Raises:
@@ -102,10 +207,11 @@ class LocalServer:
                 break
         else:
             raise Problem.of(404, "No endpoint has this path.")
-        asked = Asked(self._runner, ids, checked(query, route.parameters), connection)
+        pairs = parse_qsl(query, keep_blank_values=True)
+        asked = _Asked(self._runner, ids, checked(pairs, known_parameters(route)), connection)
         if self._stopping:
             raise _stopped()
-        future = asyncio.run_coroutine_threadsafe(route.read(asked), self._loop)
+        future: Future[Answer] = asyncio.run_coroutine_threadsafe(route.read(asked), self._loop)
         self._pending.add(future)
         try:
             return future.result()
@@ -120,7 +226,7 @@ class LocalServer:
 
 
 def _stopped() -> Problem:
-    return Problem.of(503, "The server is shutting down.", headers={"Retry-After": "5"})
+    return Problem.of(503, "The server is shutting down.", headers=_LATER)
 
 
 def _unreadable(error: StorageError) -> Problem:
@@ -180,26 +286,24 @@ class _Connection(BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length", [])
         if any(each != "0" for each in lengths) or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # a body would be read as the next request
-        if len(self.path) >= MAX_URL_BYTES:
-            raise Problem.of(414, f"The URL must have fewer than {MAX_URL_BYTES} bytes.")
-        if sum(len(name) + len(value) + 4 for name, value in self.headers.items()) > MAX_HEADER_BYTES:
-            raise Problem.of(431, f"The headers must have at most {MAX_HEADER_BYTES} bytes.")
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers.items())
+        check_sizes(len(self.path), size, MAX_URL_BYTES, MAX_HEADER_BYTES)
         hosts = self.headers.get_all("Host", [])
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not is_loopback(name):
             raise Problem.of(421, "The Host header must name this machine, such as 127.0.0.1.")
         origin = self.headers.get("Origin")
         if origin and origin.partition("://")[2] != hosts[0]:
-            raise Problem.of(403, "Pages of this origin may not call the server.",
-                             type="urn:agent-runtime:foreign-origin")  # fmt: skip
+            raise foreign_origin()
 
     def _answer(self, request_id: str) -> None:
         path, _, query = self.path.partition("?")
         first, *parts = map(unquote, path.split("/"))  # first split: an id may contain a slash
         if first == "" and parts[:2] == _API:
-            reply = self.server.local.read(parts[2:], query, self.connection)
-            headers = {"Content-Type": "application/json", "Cache-Control": "no-store", **reply.headers}
-            self._send(reply.status, reply.body, request_id, headers)
+            answer = self.server.local.read(parts[2:], query, self.connection)
+            headers = {"Content-Type": "application/json", "Cache-Control": "no-store", **answer.headers}
+            body = answer.value if isinstance(answer.value, bytes) else json_bytes(answer.value)
+            self._send(answer.status, body, request_id, headers)
         elif first == "" and parts == [""]:
             self._send_file("index.html", request_id)
         elif first == "" and parts[:1] == ["static"]:
@@ -208,11 +312,8 @@ class _Connection(BaseHTTPRequestHandler):
             raise Problem.of(404, "No endpoint has this path.")
 
     def _send_file(self, name: str, request_id: str) -> None:
-        found = page_files().get(name)
-        if found is None:
-            raise Problem.of(404, "The page has no such file.")
-        known = self.headers.get("If-None-Match") == found.headers["ETag"]
-        self._send(304 if known else 200, None if known else found.content, request_id, found.headers)
+        status, content, headers = page_file(name, self.headers.get("If-None-Match"))
+        self._send(status, content, request_id, headers)
 
     def _send_problem(self, problem: Problem, request_id: str) -> None:
         headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", **problem.headers}

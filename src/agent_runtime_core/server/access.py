@@ -26,10 +26,7 @@ from .token_file import SCOPES, Token, TokenFile, digest_of, find
 
 __all__ = ["Access", "Caller", "Tokens", "require"]
 
-#: The scopes that allow to read the outcome of a run, to list questions, and to send: one of them is enough.
-OF_RESULTS: Final = ("result", "read")
-OF_QUESTIONS: Final = ("approve", "read")
-OF_SENDING: Final = ("send", "act")
+OF_SENDING: Final = ("send", "act")  # scopes that allow to send: one of them is enough
 CALLER: Final = "agent_runtime.caller"  # in the ASGI scope
 COOKIE: Final = "agent_runtime_session"
 HEADER: Final = "x-agent-runtime"
@@ -308,19 +305,17 @@ def in_tenant(caller: Caller, tenant: str | None) -> Caller:
         raise invalid("tenant", error) from None
 
 
-def refuse_limited(caller: Caller, *, by_tenant: bool = False) -> None:
-    """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs.
+async def admitted(connection: HTTPConnection, *scopes: str) -> Caller:
+    """Return who makes this request, and decode the slashes in the ids of its path.
 
-    With `by_tenant`, the totals are those of the caller's tenant.
+    Raises:
+        Problem: 401 without valid credentials; 403 without one of these scopes; as `Access.caller` does.
     """
-    if caller.may is not None or (caller.tenant is not None and not by_tenant):
-        raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")
-
-
-async def permitted(connection: HTTPConnection, *scopes: str) -> Caller:
-    """Return who makes this request, or raise Problem 401, or 403 without one of these scopes."""
     found: Caller = await connection.app.state.server.access.caller(connection)
     check_scope(found, scopes)
+    # FastAPI reads the path after its dependencies have run.
+    parameters = connection.scope.get("path_params", {})
+    parameters.update((name, value.replace(SLASH, "/")) for name, value in parameters.items() if isinstance(value, str))
     return found
 
 
@@ -335,12 +330,6 @@ def require(*scopes: str) -> Any:
             raise InvalidArgument(unknown("scope", scope, SCOPES))
 
     async def caller(connection: HTTPConnection) -> Caller:
-        found = await permitted(connection, *scopes)
-        # FastAPI reads the path after its dependencies have run.
-        parameters = connection.scope.get("path_params", {})
-        parameters.update(
-            (name, value.replace(SLASH, "/")) for name, value in parameters.items() if isinstance(value, str)
-        )
-        return found
+        return await admitted(connection, *scopes)
 
     return Depends(caller)

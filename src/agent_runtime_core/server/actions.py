@@ -14,18 +14,19 @@ from pydantic import BeforeValidator
 from .._core.codec.json import decode_dict
 from .._core.validation import Shown, must
 from .._views.problems import invalid
+from .._views.read_routes import OF_RESULTS
+from .._views.visibility import is_visible, visible_row, visible_view
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
-from .access import OF_RESULTS, OF_SENDING, Caller, check_scope, require
-from .documents import Repaired, Run, Stored, StoredAnswer, StoredMessage, answers
+from .access import OF_SENDING, Caller, check_scope, require
+from .documents import Repaired, Reply, Run, Stored, StoredAnswer, StoredMessage, answers
 from .errors import Problem, safe_text
 from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
-from .reply import Reply
-from .runs import location_of, view_for
-from .state import ServerState, is_visible, state_of, visible_row
-from .submission import check_id, check_new, invalid_in, taken
-from .waiting import after_wait
+from .reads import after_wait
+from .runs import location_of
+from .state import ServerState, state_of
+from .submission import approve, check_id, check_new, finished, invalid_in, taken
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
@@ -40,55 +41,48 @@ _Fork = Annotated[Fork, _NOT_NULL, Body(default_factory=Fork)]
 _PAGE: Final = 500  # dead letters that are read at once
 
 
+# A parameter for the body would refuse null.
+_ANY_BODY: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}}
+
+
+def _post(
+    path: str, title: str, *codes: int, status: int | None = None, extra: dict[str, Any] | None = None, **found: Any
+) -> Callable[[Any], Any]:
+    """Return the decorator of a route that stores something, which `answers` describes."""
+    responses = answers(*codes, writes=True, **found)
+    return router.post(path, status_code=status, summary=title, responses=responses, openapi_extra=extra)
+
+
 def _stored(row: RunRow) -> dict[str, Any]:
     return {"run_id": row.run_id, "state": row.status}
 
 
-def _finished() -> Problem:
-    return Problem.of(410, "The run has finished.", type="urn:agent-runtime:run-finished")
-
-
-@router.post(
-    "/runs/{id}/cancel",
-    status_code=202,
-    summary="Cancel a run",
-    responses=answers(404, writes=True, ok_200=Stored, ok_202=Stored),
-)
+@_post("/runs/{id}/cancel", "Cancel a run", 404, status=202, ok_200=Stored, ok_202=Stored)
 async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
     row = await state.runner.queue.require(row.run_id)
     row = await after_wait(request, state, row, body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
-@router.post(
-    "/runs/{id}/resume",
-    status_code=202,
-    summary="Resume a run",
-    responses=answers(404, 409, writes=True, ok_202=Stored),
-)
+@_post("/runs/{id}/resume", "Resume a run", 404, 409, status=202, ok_202=Stored)
 async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.resume(row.run_id, by=caller.name)
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
 
-@router.post(
-    "/runs/{id}/fork",
-    status_code=201,
-    summary="Fork a run",
-    responses=answers(404, 409, writes=True, ok_201=Run),
-)
+@_post("/runs/{id}/fork", "Fork a run", 404, 409, status=201, ok_201=Run)
 async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     if caller.limited:
         await _check_fork(state, caller, row, body)
     try:
@@ -101,7 +95,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
         raise (invalid("after_step", error) if problem is error else problem) from None
     found = await state.runner.queue.require(new)
     headers = {"Location": location_of(request, found.run_id)}
-    return Reply(await view_for(state, caller, found), 201, headers)
+    return Reply(await visible_view(state.runner, caller, found), 201, headers)
 
 
 async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: Fork) -> None:
@@ -119,18 +113,11 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
         check_id(caller, fork, "new_run_id")
     await check_new(state, caller, fork)
     stored = None if body.new_run_id is None else await state.runner.queue.row(new.run_id)
-    if stored is not None and not await is_visible(state, caller, stored, "act"):
+    if stored is not None and not await is_visible(state.runner.queue, caller, stored, "act"):
         raise taken()
 
 
-@router.post(
-    "/runs/{id}/signals/{name}",
-    status_code=202,
-    summary="Send a signal",
-    responses=answers(404, 409, 410, writes=True, ok_202=Stored),
-    # A parameter for the body would refuse null.
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
-)
+@_post("/runs/{id}/signals/{name}", "Send a signal", 404, 409, 410, status=202, extra=_ANY_BODY, ok_202=Stored)
 async def send_signal(
     request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
 ) -> Response:  # fmt: skip
@@ -139,57 +126,41 @@ async def send_signal(
     Without the scope approve it answers no question of that name.
     """
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     if not (body := await request.body()):
         raise invalid("body", must("the body", "be JSON", Shown("no body"), "Send null for a signal without a payload"))
     answers = "approve" in caller.scopes
     payload = json.loads(body)
     if not await state.runner.signal(row.run_id, name, payload, message_id=idempotency_key, answers=answers):
-        raise _finished()
+        raise finished()
     return Reply(_stored(row), 202)
 
 
-@router.post(
-    "/runs/{id}/messages",
-    status_code=202,
-    summary="Send a message to an agent",
-    responses=answers(404, 409, 410, writes=True, ok_202=StoredMessage),
-)
+@_post("/runs/{id}/messages", "Send a message to an agent", 404, 409, 410, status=202, ok_202=StoredMessage)
 async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
+    row = await visible_row(state.runner.queue, caller, id, "act")
     try:
         sent = await state.runner.send(row.run_id, body.message, when=body.when, message_id=body.message_id)
     except IllegalTransition:
-        raise _finished() from None
+        raise finished() from None
     except InvalidArgument as error:
         raise invalid("message", error) from None
     return Reply({"run_id": row.run_id, "message_id": sent}, 202)
 
 
-@router.post(
-    "/runs/{id}/approvals/{name}",
-    summary="Answer a question of a run",
-    responses=answers(404, 409, 410, writes=True, ok_200=StoredAnswer),
-)
+@_post("/runs/{id}/approvals/{name}", "Answer a question of a run", 404, 409, 410, ok_200=StoredAnswer)
 async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "act")
-    if row.status not in LIVE:
-        raise _finished()
-    runner = state.runner
+    row = await visible_row(state.runner.queue, caller, id, "act")
+    queue = state.runner.queue
     try:
-        asked = bool((await AskedRequests.of(runner.queue, runner.event_bus, row.run_id, name)).payloads)
-        stored = await runner.approve(row.run_id, name, body.answer, request_id=body.request_id, by=caller.name)
+        asked = bool((await AskedRequests.of(queue, state.runner.event_bus, row.run_id, name)).payloads)
+        await approve(state, caller, row, name, body.answer, request_id=body.request_id)
     except InvalidArgument as error:
         raise invalid("request_id" if str(error).startswith("request_id ") else "answer", error) from None
-    if not stored:
-        row = await state.runner.queue.require(row.run_id)
-        if row.status not in LIVE:
-            raise _finished()
-        raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
     return Reply({**_stored(row), "asked": asked})
 
 
@@ -197,27 +168,19 @@ async def answer_approval(request: Request, id: str, name: str, body: Answer, ca
 async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     """Delete a finished run with its journal, events and messages."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "delete")
+    row = await visible_row(state.runner.queue, caller, id, "delete")
     await state.runner.discard(row.run_id)
     return Response(status_code=204)
 
 
-@router.post(
-    "/dead/requeue",
-    summary="Requeue dead letters",
-    responses=answers(409, writes=True, ok_200=Repaired),
-)
+@_post("/dead/requeue", "Requeue dead letters", 409, ok_200=Repaired)
 async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "act", partial(state.runner.requeue, by=caller.name))
 
 
-@router.post(
-    "/dead/discard",
-    summary="Delete dead letters",
-    responses=answers(409, writes=True, ok_200=Repaired),
-)
+@_post("/dead/discard", "Delete dead letters", 409, ok_200=Repaired)
 async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
     """Delete dead letters."""
     state = state_of(request)
@@ -236,7 +199,7 @@ async def _repair(
             failed.append({"id": run_id, "why": "The server is shutting down."})
             continue
         try:
-            row = await visible_row(state, caller, run_id, verb)
+            row = await visible_row(state.runner.queue, caller, run_id, verb)
             if row.status != body.state:
                 failed.append({"id": run_id, "why": f"The run must be {body.state}, and is {row.status}."})
                 continue
@@ -258,7 +221,7 @@ async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb:
     )  # fmt: skip
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
-        found += [row.run_id for row in rows if await is_visible(state, caller, row, verb)]
+        found += [row.run_id for row in rows if await is_visible(state.runner.queue, caller, row, verb)]
         wanted = wanted._replace(after=rows[-1].n)
     if len(found) != body.expect:
         raise Problem.of(

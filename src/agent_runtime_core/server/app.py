@@ -11,18 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from .._core.lazy_import import load
 from .._core.validation import must
+from .._views.queries import OF_TENANT, TENANT_TEXT
 from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
-from . import actions, health, overview, page, runs, session, socket, streams
-from . import metrics as metrics_route
+from . import actions, runs, service, session, socket, streams
 from .access import Access, Authenticate, Tokens, require
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
 from .limits import Limits
-from .metrics import prepare
-from .models import OF_TENANT, TENANT_TEXT
 from .security import PREFIX, Envelope, RequestChecks
+from .service import prepare
 from .settings import ServerSettings
 from .state import ServerState
 from .token_file import default_path
@@ -78,8 +77,18 @@ def create_app(
     return _application(state)
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document. FastAPI appends the parameters of `mount`; generated files name them first."""
+        if self.openapi_schema is None:
+            for operations in super().openapi()["paths"].values():
+                if "parameters" in (read := operations.get("get", {})):
+                    read["responses"] = read.pop("responses")
+        return super().openapi()
+
+
 def _application(state: ServerState) -> FastAPI:
-    app = FastAPI(
+    app = _Application(
         title="agent-runtime", version=str(load("agent_runtime_core:__version__")),
         generate_unique_id_function=lambda route: route.name,  # the operation ids
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False,
@@ -90,10 +99,10 @@ def _application(state: ServerState) -> FastAPI:
     )  # fmt: skip
     app.state.server = state
     add_handlers(app)
-    for module in (runs, actions, overview, streams, socket, health, session):
-        app.include_router(module.router, prefix=PREFIX)
-    app.include_router(page.router)
-    app.include_router(metrics_route.router)
+    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, service.router, session.router)
+    for router in found:
+        app.include_router(router, prefix=PREFIX)
+    app.include_router(service.others)
     app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)
     # The last one added is the first to see a request.
     app.add_middleware(RequestChecks, state=state)

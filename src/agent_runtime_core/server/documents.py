@@ -1,11 +1,13 @@
-"""Responses in the OpenAPI document: the shapes of JSON, and the problems of each route."""
+"""Responses: JSON, its shapes in the OpenAPI document, and the problems of each route."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Final, Literal
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from .._views.plain import json_bytes
 from .errors import MEDIA_TYPE
 
 _PROBLEMS: Final = {
@@ -28,6 +30,14 @@ _PROBLEMS: Final = {
 OPEN: Final[dict[str, Any]] = {"security": []}
 _ALWAYS: Final = (400, 401, 403, 421, 422, 429, 500, 503)
 _WITH_BODY: Final = (413, 415, 507)
+
+
+class Reply(JSONResponse):
+    """A JSON response."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return json_bytes(content)
 
 
 class Shape(BaseModel):

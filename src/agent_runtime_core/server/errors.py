@@ -112,10 +112,9 @@ def _message(error: Mapping[str, Any], field: str, known: Sequence[str]) -> str:
 
 
 def _known_fields(request: Request) -> Iterator[str]:
-    """Yield the names of the fields that the route's body or query may have."""
-    route = request.scope.get("route")
-    read = [getattr(route, "body_field", None), *getattr(getattr(route, "dependant", None), "query_params", ())]
-    pending = [getattr(getattr(each, "field_info", None), "annotation", None) for each in read]
+    """Yield the names of the fields that the route's body may have."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    pending = [getattr(getattr(field, "field_info", None), "annotation", None)]
     while pending:
         each = pending.pop()
         if isinstance(each, type) and issubclass(each, BaseModel):

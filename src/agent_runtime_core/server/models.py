@@ -1,28 +1,22 @@
-"""Bodies and queries of requests, and the shapes of responses in the OpenAPI document."""
+"""Bodies of requests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import Header
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from .._core.arguments import MAX_TENANT
-from .._core.clock import TOO_LATE
-from .._views.events import MOST_TYPES
-from .._views.list_query import MAX_LIMIT, seconds_of
-from .._views.timeline import MAX_ROWS
+from .._views.queries import PRINTABLE, TENANT_TEXT, TIME_FORMS, seconds_of
 from ..planning.plan import MOST_STEPS
 
-#: What the library checks itself, as a schema: no control character, and a text of more than spaces.
-_PRINTABLE: Final = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+#: A text of more than spaces, as a schema. The library checks it itself.
 _NOT_BLANK: Final = {"type": "string", "pattern": r"\S"}
-TENANT_TEXT: Final[dict[str, Any]] = {"minLength": 1, "maxLength": MAX_TENANT, **_PRINTABLE}
-OF_TENANT: Final = "Only runs of this tenant. A caller with a tenant need not send it, and may send no other one."
-Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})]
+Key = Annotated[str, Field(min_length=1, max_length=512, json_schema_extra={**PRINTABLE})]
 #: The header that makes a repeated request safe.
 IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512, json_schema_extra={**_PRINTABLE})
+    str | None, Header(alias="Idempotency-Key", min_length=1, max_length=512, json_schema_extra={**PRINTABLE})
 ]
 
 
@@ -47,20 +41,10 @@ def _step(value: Any) -> Any:
 
 _TYPES: Final = {str: "a string", dict: "an object", int: "an integer"}
 _STRING: Final[dict[str, Any]] = {"type": "string"}
+_NULL: Final[dict[str, Any]] = {"type": "null"}
 
 #: A time, as wall seconds.
-Time = Annotated[
-    float,
-    BeforeValidator(seconds_of),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "format": "date-time"},
-                {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
-            ]
-        }
-    ),
-]
+Time = Annotated[float, BeforeValidator(seconds_of), WithJsonSchema({"anyOf": TIME_FORMS})]
 _CONTENT: Final = {"anyOf": [_NOT_BLANK, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}
 _USER_MESSAGE: Final = {
     "type": "object",
@@ -69,7 +53,7 @@ _USER_MESSAGE: Final = {
 }
 #: A text of the user or a chat message.
 ChatMessage = Annotated[Any, BeforeValidator(_chat_message), WithJsonSchema({"anyOf": [_NOT_BLANK, _USER_MESSAGE]})]
-_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **_PRINTABLE}, {"type": "null"}]}
+_TURN_ID: Final = {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 200, **PRINTABLE}, _NULL]}
 _OBJECT: Final = {"type": "object"}
 
 
@@ -89,44 +73,27 @@ def _turn(title: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_FORMS: Final = [
+    _turn("TextTurn", "text", _CONTENT),
+    _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
+]
 #: A `TurnEvent`, which checks itself.
-NewTurn = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "oneOf": [
-                _turn("TextTurn", "text", _CONTENT),
-                _turn("MessagesTurn", "messages", {"type": "array", "minItems": 1, "items": _USER_MESSAGE}),
-            ]
-        }
-    ),
-]
+NewTurn = Annotated[dict[str, Any], WithJsonSchema({"oneOf": _FORMS})]
+_PAIR: Final = {
+    "type": "array", "prefixItems": [_STRING, {"type": ["string", "integer"]}], "minItems": 2, "maxItems": 2
+}  # fmt: skip
 #: A step of a run, as `runner.fork` takes it.
-StepName = Annotated[
-    Any,
-    BeforeValidator(_step),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _STRING,
-                {
-                    "type": "array",
-                    "prefixItems": [_STRING, {"type": ["string", "integer"]}],
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+StepName = Annotated[Any, BeforeValidator(_step), WithJsonSchema({"anyOf": [_STRING, _PAIR, _NULL]})]
 
 
-class Query(BaseModel):
-    """Query parameters. One that is not known is an error."""
+def form(required: Sequence[str], **properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a form of a body."""
+    return {"required": [*required], "properties": properties}
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-    tenant: str | None = Field(default=None, description=OF_TENANT, json_schema_extra={**TENANT_TEXT})
+
+def one_of(*forms: dict[str, Any]) -> ConfigDict:
+    """Return the configuration of a body that has one of these forms."""
+    return ConfigDict(json_schema_extra={"oneOf": [*forms]})
 
 
 class Body(BaseModel):
@@ -217,29 +184,9 @@ class SentMessage(Body):
 class DeadLetters(Body):
     """Which finished runs: those with these ids, or all with a state."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {
-                    "required": ["ids"],
-                    "properties": {
-                        "ids": {"type": "array", "items": _STRING},
-                        "all": {"type": "null"},
-                        "expect": {"type": "null"},
-                        "state": _STRING,
-                    },
-                },
-                {
-                    "required": ["all", "expect"],
-                    "properties": {
-                        "all": {"const": True},
-                        "expect": {"type": "integer"},
-                        "ids": {"type": "null"},
-                        "state": _STRING,
-                    },
-                },
-            ]
-        }
+    model_config: ClassVar[ConfigDict] = one_of(
+        form(("ids",), ids={"type": "array", "items": _STRING}, all=_NULL, expect=_NULL, state=_STRING),
+        form(("all", "expect"), all={"const": True}, expect={"type": "integer"}, ids=_NULL, state=_STRING),
     )
 
     ids: list[Key] | None = Field(default=None, min_length=1)
@@ -252,77 +199,3 @@ class DeadLetters(Body):
         if (self.ids is None) == (self.all is None) or (self.all is None) != (self.expect is None):
             raise ValueError("must have either ids, or all and expect")
         return self
-
-
-class ListQuery(Query):
-    """The filter of `GET /runs`."""
-
-    state: list[
-        Literal[
-            "pending", "running", "waiting", "succeeded", "failed", "cancelled", "timed_out", "dead", "retrying",
-            "in_doubt",
-        ]
-    ] = Field(default_factory=list)  # fmt: skip
-    agent: str | None = None
-    since: Time | None = Field(default=None, description="Created at or after this time.")
-    until: Time | None = Field(default=None, description="Created before.")
-    q: str | None = Field(default=None, max_length=512, description="The beginning of a run id or run key.")
-    parent: Key | None = Field(default=None, description="Child runs of this run.")
-    conversation: Key | None = Field(default=None, description="Runs of the conversation with this id.")
-    cursor: str | None = None
-    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
-
-
-class PageQuery(Query):
-    """A page of the records of one run."""
-
-    after: int = Field(default=-1, ge=-1, le=2**53)
-    limit: int = Field(default=100, ge=1, le=1000)
-
-
-class TimelineQuery(PageQuery):
-    """A page of the timeline of one run."""
-
-    limit: int = Field(default=100, ge=1, le=MAX_ROWS)
-    newest_first: bool = Field(default=False, description="Whether the last rows come first.")
-
-
-#: A sequence number in a header or query. The greatest one is 2^53.
-SEQUENCE: Final[dict[str, Any]] = {"pattern": r"^[0-9]{1,15}$"}
-
-
-class EventQuery(Query):
-    """Which events of a run, and how they are sent."""
-
-    after: str | None = Field(
-        default=None, description="Only events after this sequence number.", json_schema_extra=SEQUENCE
-    )
-    types: list[str] | None = Field(
-        default=None,
-        description="Patterns of event types, such as `step.*`.",
-        json_schema_extra={"maxItems": MOST_TYPES},
-    )
-    follow: bool = Field(default=True, description="Whether to wait for new events.")
-    named: bool = Field(default=False, description="Whether each event has an `event:` field.")
-
-
-class WaitQuery(Query):
-    """How long to wait for the run to finish."""
-
-    wait: float = Field(default=0, ge=0, le=60, description="Seconds.")
-
-
-class ApprovalQuery(Query):
-    """A page of the open questions."""
-
-    agent: str | None = None
-    cursor: str | None = None
-    limit: int = Field(default=50, ge=1, le=MAX_LIMIT)
-
-
-class UsageQuery(Query):
-    """How usage is added up."""
-
-    by: Literal["agent", "model", "day"] = "agent"
-    since: Time | None = Field(default=None, description="Created at or after this time.")
-    until: Time | None = None

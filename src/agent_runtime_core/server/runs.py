@@ -1,36 +1,28 @@
-"""Submit, list and read runs."""
+"""Submit and read runs and turns, and read a store."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from .._views.compare import compare_view
-from .._views.cursors import cursor_of
-from .._views.journal import journal_view
-from .._views.list_query import filters_of, page_start
-from .._views.messages import messages_view
-from .._views.plan import plan_view
-from .._views.runs import result_view, run_view
-from .._views.steps import step_views
-from .._views.timeline import step_detail, timeline_view
-from ..errors import InvalidArgument
-from ..queue.records import LIVE, RunRow
-from .access import OF_RESULTS, Caller, in_tenant, require
-from .documents import AnyObject, Comparison, Outcome, Page, Plan, Run, Timeline, answers
-from .listing import visible_page
-from .models import AgentRun, ListQuery, NewRun, PageQuery, PromptRun, TimelineQuery, WaitQuery
-from .reply import Reply
-from .state import ServerState, children_without_input, is_visible, row_without_input, state_of, visible_row
-from .submission import insert, invalid_in, row_of, span_of
-from .waiting import after_wait, preferred_wait
+from .._views.plain import plain_of
+from .._views.read_routes import OF_RESULTS, OF_RUNS, OF_STORES
+from .._views.visibility import visible_row, visible_view
+from ..errors import InvalidArgument, UnknownRun
+from ..turns.manager import TurnManager
+from .access import Caller, in_tenant, require
+from .documents import AnyObject, Reply, Run, answers
+from .models import AgentRun, NewRun, NewTurn, PromptRun
+from .reads import after_wait, mount, preferred_wait
+from .state import state_of
+from .submission import insert, insert_turn, invalid_in, row_of, span_of
 
 router: APIRouter = APIRouter(tags=["runs"], default_response_class=Reply)
+overview: APIRouter = APIRouter(tags=["overview"], default_response_class=Reply)
 
-Reader = Annotated[Caller, require("read")]
 ResultReader = Annotated[Caller, require(*OF_RESULTS)]
 Submitter = Annotated[Caller, require("run")]
 #: The headers of a new run, which the route reads itself: FastAPI takes a tenth of the request to resolve them.
@@ -42,36 +34,11 @@ _NEW_RUN_HEADERS: Final[dict[str, Any]] = {
          "description": "wait=SECONDS, at most 60"},
     ]
 }  # fmt: skip
-RETRY_SECONDS: Final = 1
-#: The fields of a run that need the scope read, as other callers get them.
-_UNREAD: Final[dict[str, Any]] = {
-    **dict.fromkeys(("steps", "children", "questions", "actions"), ()),
-    **dict.fromkeys(("next_step", "parent", "worker", "error_info", "input", "metadata"), None),
-}
 
 
 def location_of(request: Request, run_id: str, what: str = "runs") -> str:
     """Return the path of a run or turn."""
     return f"{request.scope.get('root_path', '')}/api/v1/{what}/{quote(run_id, safe='')}"
-
-
-async def view_for(state: ServerState, caller: Caller, row: RunRow, *, new: bool = False) -> dict[str, Any]:
-    """Return a run as the caller may see it: without the ids of hidden runs, and without what the scope read shows.
-
-    A `new` run has nothing yet that the caller has not sent.
-    """
-    found = await run_view(state.runner, row, new=new)
-    if "read" not in caller.scopes and not new:
-        return found | _UNREAD
-    if caller.limited:
-        related = await children_without_input(state.runner.queue, row.run_id)
-        if row.parent_id is not None:
-            parent = await row_without_input(state.runner.queue, row.parent_id)
-            related += [] if parent is None else [parent]
-        visible = await _visible(state, caller, related)
-        found["children"] = [each for each in found["children"] if each["run_id"] in visible]
-        found["parent"] = row.parent_id if row.parent_id in visible else None
-    return found
 
 
 @router.post(
@@ -102,117 +69,39 @@ async def submit_run(request: Request, body: NewRun, caller: Submitter) -> Respo
     if seconds:
         headers["Preference-Applied"] = f"wait={seconds}"
     fresh = new and not seconds
-    return Reply(await view_for(state, caller, row, new=fresh), 201 if new else 200, headers)
+    return Reply(await visible_view(state.runner, caller, row, new=fresh), 201 if new else 200, headers)
 
 
-@router.get("/runs", summary="List runs", responses=answers(ok_200=Page))
-async def list_runs(request: Request, caller: Reader, query: Annotated[ListQuery, Query()]) -> Response:
-    """List runs, newest first, without their inputs and results. Several states select the runs with one of them."""
-    state = state_of(request)
-    bound = query.model_dump(exclude={"cursor", "limit"}) | {"tenant": caller.tenant}
-    before = page_start(query.cursor, bound)
-    page = await visible_page(state, caller, filters_of(bound), before, query.limit)
-    return Reply({"items": page.items, "next": None if page.next is None else cursor_of(page.next, bound)})
+mount(router, OF_RUNS)
+mount(overview, OF_STORES)
 
 
-@router.get("/runs/{id}", summary="Read a run", responses=answers(404, ok_200=Run))
-async def read_run(request: Request, id: str, caller: ResultReader) -> Response:
-    """Return a run with its steps."""
-    state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    return Reply(await view_for(state, caller, row))
-
-
-@router.get(
-    "/runs/{id}/result", summary="Read the result of a run", responses=answers(404, ok_200=Outcome, ok_202=Outcome)
+@overview.post(
+    "/turns",
+    status_code=201,
+    summary="Start a conversation turn",
+    responses=answers(404, 409, writes=True, ok_201=AnyObject),
 )
-async def read_result(
-    request: Request, id: str, caller: ResultReader, query: Annotated[WaitQuery, Query()]
-) -> Response:
-    """Return the result: 200 once the run has finished, 202 until then."""
+async def start_turn(request: Request, body: NewTurn, caller: Submitter) -> Response:
+    """Start a turn: `messages` in chat format or `text`, and `turn_id`, which makes a repeated request safe."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    row = await after_wait(request, state, row, query.wait, required=True)
-    outcome = await result_view(state.runner, row)
-    if row.status in LIVE:
-        return Reply(outcome, 202, {"Retry-After": str(RETRY_SECONDS)})
-    return Reply(outcome)
+    stored = await insert_turn(state, caller, body, span_of(request))
+    assert state.turns is not None
+    turn = await _turn_for(caller, state.turns, stored.run_id)
+    return Reply(turn, 201, {"Location": location_of(request, stored.run_id, "turns")})
 
 
-@router.get("/runs/{id}/steps", summary="List the steps of a run", responses=answers(404, ok_200=Page))
-async def read_steps(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
-    """List the steps, waits and calls of a run in the order of their start."""
+@overview.get("/turns/{id}", summary="Read a turn", responses=answers(404, ok_200=AnyObject))
+async def read_turn(request: Request, id: str, caller: ResultReader) -> Response:
+    """Return a turn with its answer, and with its plan and steps for the scope read."""
     state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    return Reply(step_views(row, await state.runner.state_store.records(row.run_id), query.after, query.limit))
+    row = await visible_row(state.runner.queue, caller, id, "read")
+    if state.turns is None:
+        raise UnknownRun("no turn has this id")
+    return Reply(await _turn_for(caller, state.turns, row.run_id))
 
 
-@router.get("/runs/{id}/steps/{step_id}", summary="Read a step of a run", responses=answers(404, ok_200=AnyObject))
-async def read_step(request: Request, id: str, step_id: str, caller: Reader) -> Response:
-    """Return one row of the timeline with its input, output, error and records."""
-    state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    found = step_detail(row, await state.runner.state_store.records(row.run_id), step_id)
-    await _hide_children(state, caller, row, [found])
-    return Reply(found)
-
-
-@router.get("/runs/{id}/timeline", summary="Read the timeline of a run", responses=answers(404, ok_200=Timeline))
-async def read_timeline(
-    request: Request, id: str, caller: Reader, query: Annotated[TimelineQuery, Query()]
-) -> Response:  # fmt: skip
-    """List the steps, model calls, tool calls, waits, approvals, sleeps and child runs with their attempts."""
-    state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    records = await state.runner.state_store.records(row.run_id)
-    found = timeline_view(row, records, query.after, query.limit, query.newest_first)
-    await _hide_children(state, caller, row, found["items"])
-    return Reply(found)
-
-
-async def _hide_children(state: ServerState, caller: Caller, row: RunRow, items: list[dict[str, Any]]) -> None:
-    """Remove the ids of child runs that the caller may not see."""
-    if not caller.limited or not any(each["child_run_id"] for each in items):
-        return
-    visible = await _visible(state, caller, await children_without_input(state.runner.queue, row.run_id))
-    for each in items:
-        each["child_run_id"] = each["child_run_id"] if each["child_run_id"] in visible else None
-
-
-async def _visible(state: ServerState, caller: Caller, rows: list[RunRow]) -> set[str]:
-    """Return the ids of the runs that the caller may read."""
-    return {each.run_id for each in rows if await is_visible(state, caller, each, "read")}
-
-
-@router.get("/runs/{id}/journal", summary="List the records of a run", responses=answers(404, ok_200=Page))
-async def read_journal(request: Request, id: str, caller: Reader, query: Annotated[PageQuery, Query()]) -> Response:
-    """List the records of the run's journal as they are stored."""
-    state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    later = await state.runner.state_store.records(row.run_id, query.after)
-    return Reply(journal_view(later, query.after, query.limit))
-
-
-@router.get("/runs/{id}/messages", summary="Read the conversation of a run", responses=answers(404, ok_200=Page))
-async def read_messages(
-    request: Request, id: str, caller: ResultReader, query: Annotated[PageQuery, Query()]
-) -> Response:
-    """List the messages of the run in chat format."""
-    state = state_of(request)
-    row = await visible_row(state, caller, id, "read")
-    return Reply(await messages_view(state.runner, row, query.after, query.limit))
-
-
-@router.get("/runs/{id}/plan", summary="Read the plan of a run", responses=answers(404, ok_200=Plan))
-async def read_plan(request: Request, id: str, caller: Reader) -> Response:
-    """Return the steps of the run's plan with their dependencies."""
-    state = state_of(request)
-    return Reply(await plan_view(state.runner, await visible_row(state, caller, id, "read")))
-
-
-@router.get("/runs/{id}/compare/{other}", summary="Compare two runs", responses=answers(404, ok_200=Comparison))
-async def compare_runs(request: Request, id: str, other: str, caller: Reader) -> Response:
-    """Return per step whether two runs have the same result, another one, or only one of them has the step."""
-    state = state_of(request)
-    first = await visible_row(state, caller, id, "read")
-    return Reply(await compare_view(state.runner, first, await visible_row(state, caller, other, "read")))
+async def _turn_for(caller: Caller, turns: TurnManager, turn_id: str) -> Any:
+    """Return a turn as the caller may see it."""
+    found = plain_of((await turns.get_turn(turn_id)).to_dict())
+    return found if "read" in caller.scopes else found | {"plan": None, "steps": []}

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from .._core.ids import new_ulid
-from .._views.hosts import host_name, is_loopback
+from .._views.page import check_sizes, foreign_origin, host_name, is_loopback
 from .._views.problems import report
 from .access import CALLER, SAFE_METHODS, SLASH, is_own
 from .errors import REQUEST_ID, Problem, problem_of, response_of
@@ -199,10 +199,9 @@ def template_of(scope: Scope) -> str:
 
 def check_head(scope: Scope, settings: ServerSettings) -> None:
     """Raise Problem 414, 431 or 421 for the URL, the headers or the host of a request."""
-    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) >= settings.max_url_bytes:
-        raise Problem.of(414, f"The URL must have fewer than {settings.max_url_bytes} bytes.")
-    if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > settings.max_header_bytes:
-        raise Problem.of(431, f"The headers must have at most {settings.max_header_bytes} bytes.")
+    url = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    check_sizes(url, size, settings.max_url_bytes, settings.max_header_bytes)
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) != 1 or not (is_trusted(hosts[0].decode("latin-1"), settings) or is_test_client(scope, hosts[0])):
         raise Problem.of(
@@ -246,8 +245,7 @@ class RequestChecks:
         connection = WebSocket(scope, receive, _unused) if socket else Request(scope, receive)
         origin = connection.headers.get("origin")
         if origin and origin not in self._state.settings.cors and not is_own(connection, origin, scheme=False):
-            raise Problem.of(403, "Pages of this origin may not call the server.",
-                             type="urn:agent-runtime:foreign-origin")  # fmt: skip
+            raise foreign_origin()
         keep_slashes(scope)
         path = route_path(scope)
         if self._state.draining.is_set() and not path.startswith(f"{PREFIX}/health"):

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from .access import HEADER, Tokens, cookie_name, is_own
 from .documents import OPEN, SignedIn
 from .errors import Problem
-from .models import Body
+from .models import Body, form, one_of
 from .state import state_of
 
 router: APIRouter = APIRouter(tags=["session"])
@@ -21,13 +21,9 @@ router: APIRouter = APIRouter(tags=["session"])
 class SignIn(Body):
     """What a browser signs in with: a token or the one-time code."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": [one], "properties": {one: {"type": "string"}, other: {"type": "null"}}}
-                for one, other in (("token", "code"), ("code", "token"))
-            ]
-        }
+    model_config: ClassVar[ConfigDict] = one_of(
+        form(("token",), token={"type": "string"}, code={"type": "null"}),
+        form(("code",), code={"type": "string"}, token={"type": "null"}),
     )
 
     token: Annotated[str, Field(max_length=512)] | None = None

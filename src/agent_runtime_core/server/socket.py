@@ -19,12 +19,14 @@ from starlette.websockets import WebSocketDisconnect
 from .._core.context_vars import start_soon
 from .._core.log import log
 from .._core.validation import must, unknown
-from .._views.wire import without_stacks
+from .._views.events import without_stacks
+from .._views.problems import invalid_field
+from .._views.read_routes import OF_RESULTS
+from .._views.visibility import visible_row
 from ..events.event import Event
-from ..queue.records import LIVE, RunRow
-from .access import OF_RESULTS, OF_SENDING, Caller, check_scope
+from ..queue.records import RunRow
+from .access import OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
-from .frames import event_text, socket_frame
 from .open_streams import (
     DRAINING,
     REPLACED,
@@ -32,13 +34,15 @@ from .open_streams import (
     Reader,
     Replaced,
     abort,
+    event_text,
     first_of,
     limit_unsent,
     open_streams_of,
+    socket_frame,
 )
 from .security import check_json
-from .state import ServerState, state_of, visible_row
-from .submission import insert_turn
+from .state import ServerState, state_of
+from .submission import approve, finished, insert_turn
 
 router: APIRouter = APIRouter()
 
@@ -240,27 +244,19 @@ class Socket(Reader):
             answers="approve" in self._caller.scopes,
         )  # fmt: skip
         if not stored:
-            raise _finished()
+            raise finished()
         await self._acknowledge(ref, run_id=row.run_id)
 
     async def _approve(self, frame: Frame, ref: Any) -> None:
         row = await self._row(frame, "act")
-        runner = self._state.runner
-        if row.status not in LIVE:
-            raise _finished()
-        accepted = await runner.approve(
-            row.run_id, frame["name"], frame.get("answer", True), request_id=frame.get("request_id"),
-            message_id=frame.get("message_id"), by=self._caller.name,
+        await approve(
+            self._state, self._caller, row, frame["name"], frame.get("answer", True),
+            request_id=frame.get("request_id"), message_id=frame.get("message_id"),
         )  # fmt: skip
-        if not accepted:
-            row = await runner.queue.require(row.run_id)
-            if row.status not in LIVE:
-                raise _finished()
-            raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
         await self._acknowledge(ref, run_id=row.run_id)
 
     async def _row(self, frame: Frame, verb: str) -> RunRow:
-        return await visible_row(self._state, self._caller, frame["run_id"], verb)
+        return await visible_row(self._state.runner.queue, self._caller, frame["run_id"], verb)
 
     # -- sending
 
@@ -324,13 +320,8 @@ class _Command:
         self.fields = ("type", "ref", *required, *optional)
 
 
-def _finished() -> Problem:
-    return Problem.of(410, "The run has finished.")
-
-
 def _invalid(field: str, message: str) -> Problem:
-    message = safe_text(message)
-    return Problem.of(422, message, errors=[{"field": field, "message": message}])
+    return invalid_field(field, safe_text(message))
 
 
 def _decoded(text: str | None, depth: int) -> Frame:

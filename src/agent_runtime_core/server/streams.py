@@ -9,28 +9,44 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .._core.context_vars import start_soon
 from .._core.log import about_run, log
-from .._views.events import Chosen, events_page, sequence_of, type_filter
-from .._views.wire import sse_frames, without_stacks
+from .._views.events import Chosen, events_page, sequence_of, sse_frames, type_filter, without_stacks
+from .._views.queries import BOOLEAN, string
+from .._views.read_routes import OF_EVENTS, OF_RESULTS, SEQUENCE, Route
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
-from .access import OF_RESULTS, Caller, require
+from .access import Caller
 from .documents import Page, answers
 from .errors import log_text, problem_of
-from .frames import COMMENT, SLICE, START, bye_frame, end_frame, error_frame, position_frame, slices
-from .models import SEQUENCE, EventQuery
-from .open_streams import REPLACED, OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
+from .open_streams import (
+    COMMENT,
+    REPLACED,
+    SLICE,
+    START,
+    OpenStreams,
+    Reader,
+    Replaced,
+    abort,
+    bye_frame,
+    end_frame,
+    error_frame,
+    first_of,
+    open_streams_of,
+    position_frame,
+    slices,
+)
+from .reads import HttpRequest, asked_of, described
 from .security import HEAD, SEND
-from .state import ServerState, state_of, visible_row
+from .state import ServerState
 
 router: APIRouter = APIRouter(tags=["runs"])
 
@@ -42,28 +58,39 @@ _ANSWERS[200]["description"] = "The events, or with `Accept: application/json` o
 _ANSWERS[204]["description"] = "The run has finished, and has no event after this position."
 
 
-@router.get("/runs/{id}/events", summary="Stream the events of a run", response_model=None, responses=_ANSWERS)
-async def stream_events(
-    request: Request,
-    id: str,
-    caller: Annotated[Caller, require(*OF_RESULTS)],
-    query: Annotated[EventQuery, Query()],
-    last_event_id: Annotated[
-        str | None, Header(description="Takes precedence over `after`.", json_schema_extra=SEQUENCE)
-    ] = None,
-) -> Response:
+async def stream_events(asked: HttpRequest) -> Response:
     """Stream the events of a run, or return one page of them."""
-    state = state_of(request)
-    position = sequence_of("Last-Event-ID", last_event_id) if last_event_id else sequence_of("after", query.after)
-    chosen = type_filter(query.types)
-    row = await visible_row(state, caller, id, "read")
+    request, state, caller, query = asked.request, asked.state, asked.caller, asked.query
+    last = request.headers.get("last-event-id")
+    position = sequence_of("Last-Event-ID", last) if last else sequence_of("after", query["after"])
+    chosen = type_filter(query["types"])
+    row = await asked.row()
     start = 0 if position is None else position + 1
-    if not query.follow or _wants_json(request):
+    if not query["follow"] or _wants_json(request):
         body = await events_page(state.runner.event_bus, row.run_id, start, chosen, stacks="read" in caller.scopes)
         return Response(body, media_type="application/json", headers=_HEADERS)
     if position is not None and row.status not in LIVE and start >= await state.runner.event_bus.head(row.run_id):
         return Response(status_code=204, headers=_HEADERS)
-    return EventStream(state, open_streams_of(request), row, caller, start, chosen, query.named)
+    return EventStream(state, open_streams_of(request), row, asked.caller, start, chosen, query["named"])
+
+
+_ROUTE: Final = Route(
+    "runs/{id}/events", stream_events, "Stream the events of a run", parameters={
+        **OF_EVENTS, "follow": BOOLEAN._replace(default=True).about("Whether to wait for new events."),
+        "named": BOOLEAN.about("Whether each event has an `event:` field."),
+    }, scopes=OF_RESULTS,
+)  # fmt: skip
+_LAST_EVENT_ID: Final = string().about("Takes precedence over `after`.", **SEQUENCE)
+
+
+async def _endpoint(request: Request) -> Response:
+    return await stream_events(await asked_of(request, _ROUTE))
+
+
+router.add_api_route(
+    f"/{_ROUTE.path}", _endpoint, response_model=None, responses=_ANSWERS,
+    **described(_ROUTE, {**_LAST_EVENT_ID.documented("last-event-id"), "in": "header"}),
+)  # fmt: skip
 
 
 _HEADERS: Final = {"X-Accel-Buffering": "no"}

@@ -11,14 +11,15 @@ from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid, parsed
 from .._core.validation import Shown, must, unknown
 from .._execution.context import conversation_id
-from .._views.problems import invalid
+from .._views.problems import invalid, invalid_field
+from .._views.visibility import is_visible, no_such_run
 from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
-from ..queue.records import RunFilter, RunRow
+from ..queue.records import LIVE, RunFilter, RunRow
 from .access import Caller
 from .errors import Problem
 from .models import AgentRun, PromptRun
-from .state import ServerState, is_visible, no_such_run
+from .state import ServerState
 
 
 def span_of(request: Request) -> str | None:
@@ -54,10 +55,7 @@ def row_of(
 
 def no_part(field: str, what: str, fix: str) -> Problem:
     """Return the problem for a request that needs a part which this server has not."""
-    detail = f"This server executes no {what}. {fix}."
-    return Problem.of(
-        422, detail, type="urn:agent-runtime:invalid-argument", errors=[{"field": field, "message": detail}]
-    )
+    return invalid_field(field, f"This server executes no {what}. {fix}.")
 
 
 def _input_of(body: AgentRun) -> dict[str, Any]:
@@ -95,13 +93,15 @@ async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: boo
     except IdempotencyConflict as error:
         # Its message names fields of the other run, which may be hidden.
         other = await state.runner.queue.row(row.run_id)
-        if caller.may is not None or (other is not None and not await is_visible(state, caller, other, "read")):
+        if caller.may is not None or (
+            other is not None and not await is_visible(state.runner.queue, caller, other, "read")
+        ):
             raise taken() from None
         raise error
     finally:
         if not new:
             state.pending.release()
-    if not new and not await is_visible(state, caller, stored, "read"):
+    if not new and not await is_visible(state.runner.queue, caller, stored, "read"):
         raise taken()
     return stored, new
 
@@ -140,7 +140,7 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         Problem: 403 if the caller could not act on the run. 422 if the name of the conversation is not a string.
         UnknownRun: The caller may not name the conversation.
     """
-    if not await is_visible(state, caller, row, "act"):
+    if not await is_visible(state.runner.queue, caller, row, "act"):
         raise Problem.of(403, "This caller may not have a run with this metadata.")
     if caller.may is None:
         return
@@ -154,12 +154,34 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         named = RunFilter(conversation=each, tenant=row.tenant, without_input=True, limit=1)
         for first in await runner.queue.find(named):
             is_new = False
-            if not await is_visible(state, caller, first, "read"):
+            if not await is_visible(state.runner.queue, caller, first, "read"):
                 raise no_such_run()
     if not is_new or not runner.keeps_conversations:
         return
     if await runner.persistence.for_tenant(row.tenant or None).conversations.get_messages(uuid, limit=1):
         raise no_such_run()
+
+
+async def approve(
+    state: ServerState, caller: Caller, row: RunRow, name: str, answer: Any, **ids: str | None
+) -> None:  # fmt: skip
+    """Store the answer to a question of a run; `ids` are `request_id` and `message_id`.
+
+    Raises:
+        InvalidArgument: The answer does not fit the question.
+        Problem: 409 if the question was answered before. 410 if the run has finished.
+    """
+    if row.status not in LIVE:
+        raise finished()
+    if not await state.runner.approve(row.run_id, name, answer, **ids, by=caller.name):
+        if (await state.runner.queue.require(row.run_id)).status not in LIVE:
+            raise finished()
+        raise Problem.of(409, "The question was answered before.", type="urn:agent-runtime:already-answered")
+
+
+def finished() -> Problem:
+    """Return the problem for a request that needs a live run."""
+    return Problem.of(410, "The run has finished.", type="urn:agent-runtime:run-finished")
 
 
 def taken() -> Problem:

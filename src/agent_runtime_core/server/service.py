@@ -1,26 +1,28 @@
-"""`/health`, for people, load balancers and supervisors."""
+"""Whether the server is ready, what Prometheus reads of it, and the page of the inspector, which reads the API."""
 
 from __future__ import annotations
 
-import asyncio
-import platform
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .._core.lazy_import import load
-from ..errors import AgentRuntimeError
+from .._views.overview import health_view, store_problem
+from .._views.page import page_file
+from .._views.visibility import refuse_limited
+from ..tracing.prometheus import Sample
+from .access import admitted
 from .documents import OPEN, Health
+from .errors import Problem
 from .state import ServerState, state_of
 
 router: APIRouter = APIRouter(tags=["health"])
+others: APIRouter = APIRouter(include_in_schema=False)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": Health}, 503: {"model": Health, "description": "The server is not ready."}
 }  # fmt: skip
-STORE_SECONDS: Final = 2.0  # for the store to answer
 CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 
@@ -44,11 +46,7 @@ async def read_health(request: Request) -> Response:
     problems = await _problems(state)
     details: dict[str, Any] = {}
     if caller is not None and "read" in caller.scopes:
-        details = {
-            "version": load("agent_runtime_core:__version__"), "python": platform.python_version(),
-            "worker": state.runner.config.worker_id, "queue": type(state.runner.queue).__name__,
-            "agents": len(state.registry.keys()), "streams": state.limits.open_streams, "problems": problems,
-        }  # fmt: skip
+        details = health_view(state.runner, problems, state.limits.open_streams)
     return _response("unavailable" if problems else "ok", details)
 
 
@@ -70,11 +68,56 @@ async def _store_problem(state: ServerState) -> str:
     now, (until, known) = state.runner.queue.clock.boot(), state.store_check
     if now < until:
         return known
-    try:
-        async with asyncio.timeout(STORE_SECONDS):
-            await state.runner.queue.next_due()
-        known = ""
-    except (AgentRuntimeError, TimeoutError) as error:
-        known = f"the store does not answer: {type(error).__name__}"
+    known = await store_problem(state.runner)
     state.store_check = (now + CHECK_SECONDS, known)
     return known
+
+
+@others.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the metrics of this process."""
+    state = state_of(request)
+    if not state.settings.metrics_open:
+        refuse_limited(await admitted(request, "metrics"))
+    if state.metrics is None:
+        raise Problem.of(404, "This server has no metrics. Start it with --metrics, or pass create_app(metrics=...).")
+    body, content_type = await state.metrics.exposition(request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type})
+
+
+def prepare(state: ServerState) -> None:
+    """Let the metrics include the runner, the topics and the streams of a server."""
+    metrics, runner = state.metrics, state.runner
+    if metrics is None:
+        return
+    if runner.tracer is None or metrics not in runner.tracer.sinks:
+        runner.add_trace_sink(metrics)
+    topics = None if state.turns is None else state.turns.topics
+    metrics.watch(runner, topics=topics)
+    metrics.add_source("server", lambda: _of_server(state))
+
+
+def _of_server(state: ServerState) -> list[Sample]:
+    limits = state.limits
+    return [
+        Sample("streams", ("sse",), limits.open_streams - limits.open_sockets),
+        Sample("streams", ("socket",), limits.open_sockets),
+        Sample("streams_cut", (), limits.streams_cut),
+    ]
+
+
+@others.get("/")
+async def page(request: Request) -> Response:
+    """Return the page."""
+    return _file(request, "index.html")
+
+
+@others.get("/static/{path:path}")
+async def static_file(request: Request, path: str) -> Response:
+    """Return a script, a style sheet or the icon."""
+    return _file(request, path)
+
+
+def _file(request: Request, name: str) -> Response:
+    status, content, headers = page_file(name, request.headers.get("if-none-match"))
+    return Response(content, status, headers=headers)
