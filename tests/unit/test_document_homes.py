@@ -144,7 +144,7 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
         else:
             await home.close()
             assert home.session_id in caplog.text
-    assert documents._engine_store.closed  # type: ignore[attr-defined]
+    assert documents._held_engine is None
 
 
 def test_names_that_cannot_be_stored_are_refused() -> None:
