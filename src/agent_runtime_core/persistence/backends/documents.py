@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
@@ -14,41 +14,40 @@ from ..document_stores.tasks import StoredTasks
 from ..documents.base import DocumentStore
 
 
-class OpenedHome(DocumentHome):
-    """Keeps documents in a document store, which `close` leaves open.
+class DocumentPlace:
+    """Keeps the documents of a store in a document store, which `close` leaves open.
 
     Args:
         documents: The document store.
         **options: See `HomeOptions`.
     """
 
-    sessions_expire: ClassVar[bool] = True
-    closes_documents: ClassVar[bool] = False
+    home: DocumentHome
 
     def __init__(self, documents: DocumentStore, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(**options)
-        self.keep_in(documents)
+        self.home = DocumentHome(sessions_expire=True, closes_documents=False, **options).keep_in(documents)
+        super().__init__()
 
 
-class DocumentMemoryStore(StoredMemory, home=OpenedHome):
+class DocumentMemoryStore(DocumentPlace, StoredMemory):
     """Stores the memory of agents, by key, in a document store."""
 
 
-class DocumentConversationStore(StoredConversations, home=OpenedHome):
+class DocumentConversationStore(DocumentPlace, StoredConversations):
     """Stores conversations and their messages in a document store."""
 
 
-class DocumentTaskStore(StoredTasks, home=OpenedHome):
+class DocumentTaskStore(DocumentPlace, StoredTasks):
     """Stores lists of tasks in a document store."""
 
 
-class DocumentPreferencesStore(StoredPreferences, home=OpenedHome):
+class DocumentPreferencesStore(DocumentPlace, StoredPreferences):
     """Stores preferences, by key, in a document store."""
 
 
-class DocumentKnowledgeStore(StoredKnowledge, home=OpenedHome):
+class DocumentKnowledgeStore(DocumentPlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in a document store."""
 
 
-class DocumentAuditStore(StoredAudit, home=OpenedHome):
+class DocumentAuditStore(DocumentPlace, StoredAudit):
     """Stores audit entries, errors and metrics in a document store."""

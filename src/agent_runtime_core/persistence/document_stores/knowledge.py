@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 from uuid import UUID
 
 from ..._core.validation import must
@@ -22,15 +21,12 @@ _INDEXED_SPACES = 64  # whose vectors are in memory at the same time, at most
 
 
 class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
-    """Stores facts, summaries and embeddings.
+    """Stores facts, summaries and embeddings."""
 
-    Args:
-        max_vectors: How many embeddings a scope may have.
-    """
+    max_vectors: int = MAX_VECTORS
+    """How many embeddings a scope may have."""
 
-    def __init__(self, *place: Any, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
-        super().__init__(*place, **options)
-        self.max_vectors = max_vectors
+    def __init__(self) -> None:
         self._vectors: dict[str, Vectors] = {}
 
     # -- facts
