@@ -11,10 +11,10 @@ import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
-from agent_runtime_core.persistence.backends.files import FilePlace
-from agent_runtime_core.persistence.backends.memory import InMemoryPlace
-from agent_runtime_core.persistence.backends.redis import RedisPlace
-from agent_runtime_core.persistence.backends.sqlite import SQLitePlace, SQLiteTaskStore
+from agent_runtime_core.persistence.backends.files import FileMemoryStore
+from agent_runtime_core.persistence.backends.memory import InMemoryMemoryStore
+from agent_runtime_core.persistence.backends.redis import RedisMemoryStore
+from agent_runtime_core.persistence.backends.sqlite import SQLiteMemoryStore, SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores.base import SESSION_TTL, DocumentHome
 from agent_runtime_core.persistence.documents.base import Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
@@ -23,7 +23,7 @@ from agent_runtime_core.testing import VirtualClock
 
 New = Callable[..., DocumentHome]
 
-PLACES: dict[str, Any] = {"memory": InMemoryPlace, "sqlite": SQLitePlace, "redis": RedisPlace}
+PLACES: dict[str, Any] = {"memory": InMemoryMemoryStore, "sqlite": SQLiteMemoryStore, "redis": RedisMemoryStore}
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -31,11 +31,11 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
     """Homes in one place."""
     if request.param == "memory":
         engine = MemoryEngine(VirtualClock())
-        return lambda **options: InMemoryPlace(engine=engine, **options).home
+        return lambda **options: InMemoryMemoryStore(engine=engine, **options).home
     if request.param == "sqlite":
-        return lambda **options: SQLitePlace(tmp_path / "home.db", durability="normal", **options).home
+        return lambda **options: SQLiteMemoryStore(tmp_path / "home.db", durability="normal", **options).home
     url = request.getfixturevalue("redis_url")
-    return lambda **options: RedisPlace(url, **options).home
+    return lambda **options: RedisMemoryStore(url, **options).home
 
 
 async def put(home: DocumentHome, scope: Scope, key: str = "k") -> None:
@@ -152,28 +152,28 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
 
 def test_names_that_cannot_be_stored_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="session_id"):
-        InMemoryPlace(session_id="half \ud800")
+        InMemoryMemoryStore(session_id="half \ud800")
     with pytest.raises(InvalidArgument, match="project"):
-        InMemoryPlace(project=7)  # type: ignore[arg-type]
+        InMemoryMemoryStore(project=7)  # type: ignore[arg-type]
 
 
 def test_a_file_has_one_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="db_path"):
-        SQLitePlace(tmp_path / "a.db", db_path=tmp_path / "b.db")
+        SQLiteMemoryStore(tmp_path / "a.db", db_path=tmp_path / "b.db")
 
 
 @pytest.mark.redis
 def test_a_server_has_one_name() -> None:
     with pytest.raises(InvalidArgument, match="redis_url"):
-        RedisPlace("redis://localhost:1", redis_url="redis://localhost:2")
+        RedisMemoryStore("redis://localhost:1", redis_url="redis://localhost:2")
     with pytest.raises(InvalidArgument, match=r"Pass url='redis://host:6379/0', or call configure\(redis_url=\.\.\.\)"):
-        RedisPlace()
+        RedisMemoryStore()
 
 
 @pytest.mark.parametrize("bad", ["", "a\0b", "a\ud800"])
 def test_what_is_no_path_of_a_project_is_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="project_dir must be the path of a directory"):
-        FilePlace(bad)
+        FileMemoryStore(bad)
 
 
 async def test_tasks_of_others_are_seen_in_a_session_that_expired_and_goes_on(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._core.clock import Clock
 from ..._core.ids import path_text
@@ -33,15 +33,14 @@ class FilePlace:
         **options: See `HomeOptions`.
     """
 
-    home: DocumentHome
-
     def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
         home = DocumentHome(**options)
         project, user = project_directory(project_dir), home_directory()
         in_project = documents_in(project, home.clock)
         in_home = in_project if user == project else documents_in(user, home.clock)
-        self.home = home.keep_in(in_project, in_home=in_home, in_session=MemoryDocuments(clock=home.clock))
-        super().__init__()
+        cast(Any, super()).__init__(
+            home.keep_in(in_project, in_home=in_home, in_session=MemoryDocuments(clock=home.clock))
+        )
 
 
 def project_directory(project_dir: str | os.PathLike[str] | None) -> str:

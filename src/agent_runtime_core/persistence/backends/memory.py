@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._engines.memory import MemoryEngine
 from ..document_stores.audit import StoredAudit
@@ -24,12 +24,9 @@ class InMemoryPlace:
         **options: See `HomeOptions`.
     """
 
-    home: DocumentHome
-
     def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
         home = DocumentHome(**options)
-        self.home = home.keep_in(MemoryDocuments(engine=engine, clock=home.clock))
-        super().__init__()
+        cast(Any, super()).__init__(home.keep_in(MemoryDocuments(engine=engine, clock=home.clock)))
 
 
 class InMemoryMemoryStore(InMemoryPlace, StoredMemory):

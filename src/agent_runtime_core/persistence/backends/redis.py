@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
@@ -28,15 +28,14 @@ class RedisPlace:
         **options: See `HomeOptions`.
     """
 
-    home: DocumentHome
-
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
         **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
         home = DocumentHome(sessions_expire=True, **options)
-        self.home = home.keep_in(RedisDocuments(url, redis_url=redis_url, engine=engine, clock=home.clock))
-        super().__init__()
+        cast(Any, super()).__init__(
+            home.keep_in(RedisDocuments(url, redis_url=redis_url, engine=engine, clock=home.clock))
+        )
 
 
 class RedisMemoryStore(RedisPlace, StoredMemory):

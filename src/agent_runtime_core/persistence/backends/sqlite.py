@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._engines.sqlite.engine import SQLiteEngine
 from ..document_stores.audit import StoredAudit
@@ -28,16 +28,13 @@ class SQLitePlace:
         **options: See `HomeOptions`.
     """
 
-    home: DocumentHome
-
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
         durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
         home = DocumentHome(sessions_expire=True, **options)
         documents = SQLiteDocuments(path, db_path=db_path, durability=durability, engine=engine, clock=home.clock)
-        self.home = home.keep_in(documents)
-        super().__init__()
+        cast(Any, super()).__init__(home.keep_in(documents))
 
 
 class SQLiteMemoryStore(SQLitePlace, StoredMemory):

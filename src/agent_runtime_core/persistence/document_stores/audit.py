@@ -36,7 +36,8 @@ class StoredAudit(DocumentBackedStore, AuditStore):
     max_age: float | None = None
     max_entries: int | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._written: dict[tuple[str, str], int] = {}
 
     def keep_at_most(self, max_age: float | None, max_entries: int | None) -> None:

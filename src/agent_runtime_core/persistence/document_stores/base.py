@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Final, Self, TypedDict, TypeVar
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from ..._core.arguments import checked_tenant
 from ..._core.clock import SYSTEM, Clock
@@ -179,15 +179,19 @@ def _scope(scope: Any) -> Scope:
 class DocumentBackedStore:
     """The base of a store that keeps its models as documents.
 
-    A backend adds the place, whose constructor sets the home: `class SQLiteTaskStore(SQLitePlace, StoredTasks)`.
+    A technology adds the place, which opens the document stores: `class SQLiteTaskStore(SQLitePlace, StoredTasks)`.
+
+    Args:
+        documents: A document store, which `close` leaves open, or a home.
+        **options: See `HomeOptions`.
     """
 
-    home: DocumentHome
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of the document stores."""
-        return self.home.clock
+    def __init__(self, documents: DocumentStore | DocumentHome, **options: Unpack[HomeOptions]) -> None:
+        if isinstance(documents, DocumentStore):
+            home = DocumentHome(sessions_expire=True, closes_documents=False, **options)
+            documents = home.keep_in(documents)
+        self.home: DocumentHome = documents
+        self.clock: Clock = self.home.clock
 
     def for_tenant(self, tenant: str | None) -> Self:
         """Return this store with only the documents of a tenant. It has the same connections, and closes nothing.

@@ -47,7 +47,8 @@ _CONCURRENT_READS = 16  # conversations of a list whose messages are read concur
 class StoredConversations(DocumentBackedStore, ConversationStore):
     """Stores conversations. Each method is one commit, which is repeated after a conflict."""
 
-    def __init__(self) -> None:
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._loaded: IdentityMap[LoadedState] = IdentityMap()
         self._recent = RecentHistories()
 

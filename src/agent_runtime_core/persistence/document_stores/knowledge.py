@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 from uuid import UUID
 
 from ..._core.validation import must
@@ -26,7 +27,8 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
     max_vectors: int = MAX_VECTORS
     """How many embeddings a scope may have."""
 
-    def __init__(self) -> None:
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._vectors: dict[str, Vectors] = {}
 
     # -- facts

@@ -37,7 +37,8 @@ class StoredTasks(DocumentBackedStore, TaskStore):
     A task that is saved without a list is stored in the list of its conversation, or without one in the list "Inbox".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._claims: dict[str, TaskClaims] = {}
 
     def _claims_of(self, scope: Scope | None) -> TaskClaims:
