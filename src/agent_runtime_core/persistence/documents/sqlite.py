@@ -10,7 +10,7 @@ from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts, sqlite_queries
 from .base import Document, DocumentStore, Entry, next_rank
 from .full_text import words_of
-from .operations import APPLIED, OPS, DocumentWrites, on
+from .operations import APPLIED, OPS, on
 from .sqlite_tables import (
     MIGRATIONS,
     ONE,
@@ -35,8 +35,11 @@ _LIVE = "(expires IS NULL OR expires > ?)"
 _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
 
 
-class SQLiteWrites(DocumentWrites):
-    """The document of one operation, in a transaction of a SQLite engine."""
+class SQLiteWrites:
+    """The document of one operation, in a transaction of a SQLite engine.
+
+    It has the methods of `DocumentTransaction` that write one document. The other operations are statements of SQL.
+    """
 
     def __init__(self, tx: SQLiteTx) -> None:
         self._tx = tx
