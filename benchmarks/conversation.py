@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from agent_runtime_core.errors import MissingDependency
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
-from agent_runtime_core.persistence.backends.redis import RedisHome
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence import InMemoryConversationStore, RedisConversationStore, SQLiteConversationStore
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage
 
@@ -20,18 +18,6 @@ from .peers.server import NoServer, started
 FLAT = 1.5
 SHORT = 10
 TEXT = "a sentence or two of what somebody asks, and what is answered to it " * 4
-
-
-class _InMemory(StoredConversations, home=InMemoryHome):
-    pass
-
-
-class _SQLite(StoredConversations, home=SQLiteHome):
-    pass
-
-
-class _Redis(StoredConversations, home=RedisHome):
-    pass
 
 
 def _message(n: int) -> ConversationMessage:
@@ -68,9 +54,9 @@ def _row(size: Size, name: str, make: Callable[[], StoredConversations]) -> Line
 
 
 def rows(size: Size) -> Iterator[Line]:
-    yield _row(size, "memory", _InMemory)
+    yield _row(size, "memory", InMemoryConversationStore)
     for durability in ("normal", "full"):
         with size.file() as path:
-            yield _row(size, f"SQLite {durability}", lambda: _SQLite(path, durability=durability))  # noqa: B023
+            yield _row(size, f"SQLite {durability}", lambda: SQLiteConversationStore(path, durability=durability))  # noqa: B023
     with contextlib.suppress(NoServer, MissingDependency), started() as url:
-        yield _row(size, "Redis", lambda: _Redis(url))
+        yield _row(size, "Redis", lambda: RedisConversationStore(url))

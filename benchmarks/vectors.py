@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_runtime_core.persistence import vectors
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
-from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
+from agent_runtime_core.persistence import SQLiteKnowledgeStore, vectors
 from agent_runtime_core.persistence.models import Embedding
 from agent_runtime_core.persistence.vector_index import VectorIndex
 
@@ -25,10 +23,6 @@ from .floor import Line, Size
 DIMENSIONS = 384
 NEAREST = 10
 BAR = 60.0 if hasattr(math, "sumprod") else 250.0  # milliseconds
-
-
-class _Store(StoredKnowledge, home=SQLiteHome):
-    pass
 
 
 def _plain() -> vectors.VectorRows:
@@ -41,7 +35,7 @@ def _vector(chance: random.Random) -> list[float]:
 
 async def _filled(path: Path, count: int) -> None:
     chance = random.Random(1)
-    store = _Store(path=path, durability="normal")
+    store = SQLiteKnowledgeStore(path=path, durability="normal")
     for start in range(0, count, 500):
         many = (Embedding(vector=_vector(chance), content=str(n)) for n in range(start, min(start + 500, count)))
         await asyncio.gather(*(store.save_embedding(each) for each in many))
@@ -50,7 +44,7 @@ async def _filled(path: Path, count: int) -> None:
 
 async def _searches(path: Path, rounds: int) -> tuple[float, float]:
     """Milliseconds of the first search of a new store, and the least of the ones after it."""
-    chance, store = random.Random(2), _Store(path=path)
+    chance, store = random.Random(2), SQLiteKnowledgeStore(path=path)
     times = []
     for _ in range(rounds + 1):
         query = _vector(chance)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.audit import StoredAudit
 from agent_runtime_core.testing.contracts.persistence.audit import CASES, Case, Make, check
 from tests.contract.persistence.audit import BUILT_IN
 from tests.contract.persistence.stores import SHARED, maker
@@ -15,7 +14,7 @@ from tests.contract.third_party.plain_records import DEFECTS, PlainAudit
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredAudit, request, tmp_path)
+    return maker("Audit", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.testing.contracts.persistence.conversations import CASES, Case, Make, check
 from tests.contract.persistence.conversations import BUILT_IN
 from tests.contract.persistence.stores import SHARED, maker
@@ -15,7 +14,7 @@ from tests.contract.third_party.plain_stores import DEFECTS, PlainConversations
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredConversations, request, tmp_path)
+    return maker("Conversation", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

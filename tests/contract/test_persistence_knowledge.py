@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.errors import UnserialisableResult
-from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Fact
 from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, VECTORS, Case, Make, check
 from tests.contract.persistence.knowledge import BUILT_IN
@@ -17,7 +16,7 @@ from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, Pl
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredKnowledge, request, tmp_path)
+    return maker("Knowledge", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *VECTORS, *BUILT_IN], ids=lambda case: case.__name__)

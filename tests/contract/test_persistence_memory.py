@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.memory import StoredMemory
 from agent_runtime_core.testing.contracts.persistence.memory import CASES, Case, Make, check
 from tests.contract.persistence.memory import BUILT_IN
 from tests.contract.persistence.stores import TECHNOLOGIES, maker
@@ -15,7 +14,7 @@ from tests.contract.third_party.plain_stores import DEFECTS, PlainMemory
 
 @pytest.fixture(params=TECHNOLOGIES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredMemory, request, tmp_path)
+    return maker("Memory", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.preferences import StoredPreferences
 from agent_runtime_core.testing.contracts.persistence.preferences import CASES, Case, Make, check
 from tests.contract.persistence.preferences import BUILT_IN
 from tests.contract.persistence.stores import SHARED, maker
@@ -15,7 +14,7 @@ from tests.contract.third_party.plain_stores import DEFECTS, PlainPreferences
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredPreferences, request, tmp_path)
+    return maker("Preferences", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

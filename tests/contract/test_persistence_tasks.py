@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.testing.contracts.persistence.tasks import (
     CASES,
     Case,
@@ -20,7 +19,7 @@ from tests.contract.third_party.plain_records import DEFECTS, PlainTasks
 
 @pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredTasks, request, tmp_path)
+    return maker("Task", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.testing.contracts.persistence.conversations import Case, Make
 from tests.contract.persistence.histories import HISTORIES
 from tests.contract.persistence.stores import TECHNOLOGIES, maker
@@ -14,7 +13,7 @@ from tests.contract.persistence.stores import TECHNOLOGIES, maker
 
 @pytest.fixture(params=TECHNOLOGIES)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return maker(StoredConversations, request, tmp_path)
+    return maker("Conversation", request, tmp_path)
 
 
 @pytest.mark.parametrize("case", HISTORIES, ids=lambda case: case.__name__)

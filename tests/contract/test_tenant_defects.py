@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import pytest
 
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.document_stores.audit import StoredAudit
-from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore
+from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.persistence.document_stores.embeddings import Vectors
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
@@ -43,22 +43,22 @@ STORES: dict[type[DocumentBackedStore], list[Any]] = {
 EACH = [(store, case) for store, cases in STORES.items() for case in cases]
 
 
-class Shared(InMemoryHome):
+class Shared(DocumentHome):
     def for_tenant(self, tenant: str) -> Self:
         return self
 
 
-class IgnoresCase(InMemoryHome):
+class IgnoresCase(DocumentHome):
     def for_tenant(self, tenant: str) -> Self:
         return super().for_tenant(tenant.lower())
 
 
-class CutsNames(InMemoryHome):
+class CutsNames(DocumentHome):
     def for_tenant(self, tenant: str) -> Self:
         return super().for_tenant(tenant[:127])
 
 
-class _OneScopeShared(InMemoryHome):
+class _OneScopeShared(DocumentHome):
     shared: Scope
 
     def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Collection:
@@ -82,13 +82,20 @@ class SharesSession(_OneScopeShared):
 HOMES = [Shared, IgnoresCase, CutsNames, SharesGlobal, SharesProject, SharesSession]
 
 
-def _with_home(store: type[DocumentBackedStore], home: type[InMemoryHome]) -> Any:
-    return type(f"{home.__name__}{store.__name__}", (store,), {}, home=home)
+def _with_home(store: type[DocumentBackedStore], home: type[DocumentHome]) -> Any:
+    place: Any = type(f"{home.__name__}{store.__name__}", (InMemoryPlace, store), {})
+
+    def make(**options: Any) -> Any:
+        made = place(**options)
+        made.home.__class__ = home
+        return made
+
+    return make
 
 
 @pytest.mark.parametrize(("store", "case"), EACH, ids=[case.__name__ for _, case in EACH])
 async def test_a_store_that_mixes_up_tenants_is_found(store: type[DocumentBackedStore], case: Any) -> None:
-    await case(_with_home(store, InMemoryHome))
+    await case(_with_home(store, DocumentHome))
     for home in HOMES:
         if case is conversations.a_conversation_moves_to_a_tenant and home not in (Shared, IgnoresCase, SharesProject):
             continue  # it uses two names in one scope
@@ -96,13 +103,13 @@ async def test_a_store_that_mixes_up_tenants_is_found(store: type[DocumentBacked
             await case(_with_home(store, home))
 
 
-class _OneIndex(StoredKnowledge, home=InMemoryHome):
+class _OneIndex(InMemoryPlace, StoredKnowledge):
     def _embeddings(self, scope: Scope | None) -> Vectors:
         table = self.home.table(scope, "embedding")
         return self._vectors.setdefault(str(scope), Vectors(table, self.max_vectors))
 
 
-class _LeavesMessages(StoredConversations, home=InMemoryHome):
+class _LeavesMessages(InMemoryPlace, StoredConversations):
     async def move_to(self, other: Any, conversation_id: Any) -> bool:
         mine, theirs = await self.get(conversation_id), await other.get(conversation_id)
         if mine is None or theirs is not None:

@@ -18,7 +18,7 @@ import pytest
 
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.errors import InvalidArgument, StorageOutdated
-from agent_runtime_core.persistence.backends.files import FileHome
+from agent_runtime_core.persistence.backends.files import FilePlace
 from agent_runtime_core.persistence.carry_over import carry_over
 from agent_runtime_core.persistence.document_stores import base as kinds
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
@@ -39,19 +39,19 @@ from tests.support.store_0_5_2 import LIST, OTHER, RUN, TALK, id_of, message, wr
 ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
 
 
-class Memory(StoredMemory, home=FileHome):
+class Memory(FilePlace, StoredMemory):
     """What an agent remembers, in files."""
 
 
-class Preferences(StoredPreferences, home=FileHome):
+class Preferences(FilePlace, StoredPreferences):
     """Preferences in files."""
 
 
-class Conversations(StoredConversations, home=FileHome):
+class Conversations(FilePlace, StoredConversations):
     """Conversations in files."""
 
 
-class Tasks(StoredTasks, home=FileHome):
+class Tasks(FilePlace, StoredTasks):
     """Tasks in files."""
 
 

@@ -11,16 +11,19 @@ import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
-from agent_runtime_core.persistence.backends.files import FileHome
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
-from agent_runtime_core.persistence.backends.redis import RedisHome
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome, SQLiteTaskStore
+from agent_runtime_core.persistence.backends.files import FileMemoryStore
+from agent_runtime_core.persistence.backends.memory import InMemoryMemoryStore
+from agent_runtime_core.persistence.backends.redis import RedisMemoryStore
+from agent_runtime_core.persistence.backends.sqlite import SQLiteMemoryStore, SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores.base import SESSION_TTL, DocumentHome
 from agent_runtime_core.persistence.documents.base import Entry
+from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.models import Scope, Task
 from agent_runtime_core.testing import VirtualClock
 
 New = Callable[..., DocumentHome]
+
+PLACES: dict[str, Any] = {"memory": InMemoryMemoryStore, "sqlite": SQLiteMemoryStore, "redis": RedisMemoryStore}
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -28,11 +31,11 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
     """Homes in one place."""
     if request.param == "memory":
         engine = MemoryEngine(VirtualClock())
-        return lambda **options: InMemoryHome(engine=engine, **options)
+        return lambda **options: InMemoryMemoryStore(engine=engine, **options).home
     if request.param == "sqlite":
-        return lambda **options: SQLiteHome(tmp_path / "home.db", durability="normal", **options)
+        return lambda **options: SQLiteMemoryStore(tmp_path / "home.db", durability="normal", **options).home
     url = request.getfixturevalue("redis_url")
-    return lambda **options: RedisHome(url, **options)
+    return lambda **options: RedisMemoryStore(url, **options).home
 
 
 async def put(home: DocumentHome, scope: Scope, key: str = "k") -> None:
@@ -96,7 +99,7 @@ async def test_the_clock_is_the_one_that_was_given_else_that_of_the_engine(new: 
     clock = VirtualClock()
     first = new(clock=clock)
     engine: Any = first.documents(Scope.PROJECT).commits
-    second = type(first)(engine=engine)  # type: ignore[call-arg]
+    second = PLACES[engine.kind](engine=engine).home
     assert first.clock is clock
     assert second.clock is engine.clock
     await first.close()
@@ -111,7 +114,7 @@ async def test_an_engine_is_let_go_of_once_by_each(new: New) -> None:
     assert await keys(second, Scope.PROJECT) == ["k"]
     await second.close()
     await second.close()
-    if not isinstance(second, InMemoryHome):
+    if not isinstance(second.documents(Scope.PROJECT), MemoryDocuments):
         with pytest.raises(StorageClosed):
             await keys(second, Scope.PROJECT)
 
@@ -119,7 +122,7 @@ async def test_an_engine_is_let_go_of_once_by_each(new: New) -> None:
 async def test_a_store_on_an_engine_of_others_leaves_it_open(new: New) -> None:
     first = new(clock=VirtualClock())
     engine: Any = first.documents(Scope.PROJECT).commits
-    second = type(first)(engine=engine)  # type: ignore[call-arg]
+    second = PLACES[engine.kind](engine=engine).home
     await put(second, Scope.SESSION)
     await put(second, Scope.PROJECT)
     await second.close()
@@ -144,33 +147,33 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
         else:
             await home.close()
             assert home.session_id in caplog.text
-    assert documents._engine_store.closed  # type: ignore[attr-defined]
+    assert documents._held_engine is None
 
 
 def test_names_that_cannot_be_stored_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="session_id"):
-        InMemoryHome(session_id="half \ud800")
+        InMemoryMemoryStore(session_id="half \ud800")
     with pytest.raises(InvalidArgument, match="project"):
-        InMemoryHome(project=7)  # type: ignore[arg-type]
+        InMemoryMemoryStore(project=7)  # type: ignore[arg-type]
 
 
 def test_a_file_has_one_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="db_path"):
-        SQLiteHome(tmp_path / "a.db", db_path=tmp_path / "b.db")
+        SQLiteMemoryStore(tmp_path / "a.db", db_path=tmp_path / "b.db")
 
 
 @pytest.mark.redis
 def test_a_server_has_one_name() -> None:
     with pytest.raises(InvalidArgument, match="redis_url"):
-        RedisHome("redis://localhost:1", redis_url="redis://localhost:2")
+        RedisMemoryStore("redis://localhost:1", redis_url="redis://localhost:2")
     with pytest.raises(InvalidArgument, match=r"Pass url='redis://host:6379/0', or call configure\(redis_url=\.\.\.\)"):
-        RedisHome()
+        RedisMemoryStore()
 
 
 @pytest.mark.parametrize("bad", ["", "a\0b", "a\ud800"])
 def test_what_is_no_path_of_a_project_is_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="project_dir must be the path of a directory"):
-        FileHome(bad)
+        FileMemoryStore(bad)
 
 
 async def test_tasks_of_others_are_seen_in_a_session_that_expired_and_goes_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from agent_runtime_core.errors import (
     StorageError,
     StorageTooNew,
 )
-from agent_runtime_core.persistence.backends.files import FileHome
+from agent_runtime_core.persistence.backends.files import FileMemoryStore
 from agent_runtime_core.persistence.documents.base import Collection, DocumentMissing, Entry, VersionConflict
 from agent_runtime_core.persistence.documents.file_directory import DurableDirectory
 from agent_runtime_core.persistence.documents.file_format import sealed
@@ -645,7 +645,7 @@ async def test_the_home_of_the_default_stores(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    home, named = FileHome(), FileHome(tmp_path / "named")
+    home, named = FileMemoryStore().home, FileMemoryStore(tmp_path / "named").home
     monkeypatch.setenv("HOME", str(tmp_path / "another"))
     monkeypatch.chdir(tmp_path)
     for each, where in ((home, "here"), (named, "named")):
@@ -657,7 +657,7 @@ async def test_the_home_of_the_default_stores(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "named/.agent_runtime/v1/documents/project/memory/000001~k.json").exists()
     found = [await each.table(Scope.GLOBAL, "memory").get("k") for each in (home, named)]
     assert [each and each.text for each in found] == ['"named global"'] * 2
-    assert await FileHome().table(Scope.SESSION, "memory").get("k") is None
+    assert await FileMemoryStore().home.table(Scope.SESSION, "memory").get("k") is None
     await home.close()
     await named.close()
 
@@ -665,13 +665,13 @@ async def test_the_home_of_the_default_stores(tmp_path: Path, monkeypatch: pytes
 async def test_a_layout_of_later_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".agent_runtime" / "v2").mkdir(parents=True)
     with pytest.raises(StorageTooNew, match="v2"):
-        await FileHome(tmp_path).table(Scope.PROJECT, "memory").get("k")
+        await FileMemoryStore(tmp_path).home.table(Scope.PROJECT, "memory").get("k")
 
 
 def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     with pytest.raises(InvalidArgument, match="HOME"):
-        FileHome()
+        FileMemoryStore()
 
 
 def test_a_directory_that_is_made_while_it_is_looked_for_was_not_removed(

@@ -11,7 +11,7 @@ import pytest
 
 from agent_runtime_core.errors import TooManyVectors
 from agent_runtime_core.persistence.backends.memory import InMemoryKnowledgeStore
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.backends.sqlite import SQLitePlace
 from agent_runtime_core.persistence.document_stores import embeddings
 from agent_runtime_core.persistence.document_stores.audit import summary
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
@@ -19,7 +19,7 @@ from agent_runtime_core.persistence.models import Embedding, Scope
 from agent_runtime_core.testing.clock import VirtualClock
 
 
-class _OnFile(StoredKnowledge, home=SQLiteHome):
+class _OnFile(SQLitePlace, StoredKnowledge):
     pass
 
 

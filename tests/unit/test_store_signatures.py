@@ -43,7 +43,9 @@ def test_arguments_are_named(prefix: str, kind: str) -> None:
 @pytest.mark.parametrize("prefix", ARGUMENTS)
 def test_at_most_two_classes_are_above_a_store(prefix: str, kind: str) -> None:
     store: Any = getattr(persistence, f"{prefix}{kind}Store")
-    assert [each for each in store.__mro__[1:] if issubclass(each, DocumentBackedStore)] == [*store.__mro__[1:3]]
+    place, *above = store.__mro__[1:]
+    assert place.__bases__ == (object,)
+    assert [each for each in above if issubclass(each, DocumentBackedStore)] == above[:2]
 
 
 def checked_by_mypy(path: Path) -> None:  # an ignore that is not needed is an error there

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.backends.sqlite import SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores import change_log
 from agent_runtime_core.persistence.document_stores.change_log import ChangeLog
@@ -63,7 +63,7 @@ class _Counted(MemoryDocuments):
         return found
 
 
-class _Store(StoredTasks, home=InMemoryHome):
+class _Store(InMemoryPlace, StoredTasks):
     def __init__(self) -> None:
         super().__init__(clock=VirtualClock())
         self.counted = _Counted(clock=self.clock)

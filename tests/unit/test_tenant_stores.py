@@ -26,7 +26,7 @@ from agent_runtime_core.persistence import (
     PersistenceManager,
     Scope,
 )
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.memory import InMemoryMemoryStore
 from agent_runtime_core.persistence.document_stores.base import of_space
 from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
@@ -61,7 +61,7 @@ def test_no_names_of_tenant_project_and_session_make_the_space_of_others() -> No
     texts += ["project", "global", "session", "tenant", "tenant:1:p", "1:p:project", "é" * 128]
     names: dict[str, tuple[Any, ...]] = {}
     for project, session in zip(["", *texts], ["", *reversed(texts)], strict=True):
-        home = InMemoryHome(project=project, session_id=session)
+        home = InMemoryMemoryStore(project=project, session_id=session).home
         for tenant in ["", *texts]:
             bound = home.for_tenant(tenant) if tenant else home
             for scope, part in ((Scope.GLOBAL, ""), (Scope.PROJECT, project), (Scope.SESSION, session)):

@@ -1,4 +1,11 @@
-"""Open the engine store that a built-in backend holds."""
+"""What the built-in backends of a technology share: the constructor, and the methods that their engine carries out.
+
+A backend is such a class, the base class of its role, and two tables:
+
+    class SQLiteQueue(SQLiteBackend, RunQueue):
+        operation_sets: ClassVar[OperationSets] = (...)
+        reads: ClassVar[Reads] = {"row": ..., "find": ...}
+"""
 
 from __future__ import annotations
 
@@ -6,21 +13,21 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, cast
 
 from .._core.clock import SYSTEM, Clock
 from .._core.settings import check_known
 from .._core.validation import Shown, must
 from ..errors import brief
-from .base import Engine, EngineStore, OperationSet
+from .base import Backend, Engine, Guard, Op, OperationSet
 from .memory import MemoryEngine
 from .shared_engine import SharedEngine
 from .sqlite.engine import SQLiteEngine
 
 DEFAULT_PATH = "agent_runtime.db"
 
+OperationSets = Sequence[OperationSet]
 Reads = Mapping[str, Callable[..., Any]]
-SharedT = TypeVar("SharedT", bound=SharedEngine)
 
 
 @contextlib.contextmanager
@@ -42,39 +49,77 @@ def _options_of(backend: type) -> set[str]:
     }  # fmt: skip
 
 
-def memory_store(
-    operation_sets: Sequence[OperationSet], reads: Reads, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM
-) -> EngineStore[MemoryEngine]:
-    """Open a store on `engine`, or on a new one in this process."""
-    if engine is not None and not isinstance(engine, Engine):
-        raise must("engine", "be a MemoryEngine", engine, "Leave it out for a new one")
-    return EngineStore(engine or MemoryEngine(clock), operation_sets, reads)
+async def engine_commit(self: Any, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+    """Commit on the engine; see `Backend.commit`."""
+    return cast("list[Any]", await self.engine.commit(guard, ops))
 
 
-def shared_store(
-    operation_sets: Sequence[OperationSet], reads: Reads, engine: SharedT | None, open_engine: Callable[[], SharedT]
-) -> EngineStore[SharedT]:
-    """Open a store on `engine`, or on the one that `open_engine` returns."""
+async def engine_read(self: Any, what: str, *args: Any) -> Any:
+    """Read from the engine. The base class of the backend says what there is to read."""
+    return await self.engine.read(self.reads[what], *args)
+
+
+def engine_listen(self: Any, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+    """Listen on the engine; see `Engine.listen`."""
+    return cast("Callable[[], None]", self.engine.listen(topic, wake))
+
+
+def hold(backend: Any, engine: Engine) -> None:
+    """Make an engine, which counts `backend` as a user, the engine of the backend."""
+    try:
+        for operation_set in backend.operation_sets:
+            engine.add(operation_set)
+    except BaseException:
+        cast(SharedEngine, engine).close_now()
+        raise
+    backend.engine = backend._held_engine = engine
+
+
+def hold_shared(backend: Any, engine: Any, open_engine: Callable[[], SharedEngine]) -> None:
+    """Hold `engine`, or without it the engine that `open_engine` returns."""
     if engine is not None and not hasattr(engine, "share"):
         raise must("engine", "be an open engine", engine, "Pass a path or a URL instead")
-    held = engine.share() if engine is not None else open_engine()
-    try:
-        return EngineStore(held, operation_sets, reads)
-    except BaseException:
-        held.close_now()
-        raise
+    hold(backend, engine.share() if engine is not None else open_engine())
 
 
-def sqlite_store(
-    operation_sets: Sequence[OperationSet], reads: Reads, path: str | os.PathLike[str] | None = None, *,
-    db_path: str | os.PathLike[str] | None = None, durability: str = "full", engine: SQLiteEngine | None = None,
-    clock: Clock = SYSTEM,
-) -> EngineStore[SQLiteEngine]:  # fmt: skip
-    """Open a store in one SQLite file, which all processes on this machine share."""
-    if path is not None and db_path is not None:
-        got = Shown(f"{brief(path, 500)} and {brief(db_path, 500)}")
-        raise must("path and db_path", "not both be passed", got, "Pass path alone")
-    where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
-    return shared_store(
-        operation_sets, reads, engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock)
-    )
+class MemoryBackend(Backend):
+    """A backend in the memory of this process."""
+
+    operation_sets: ClassVar[OperationSets]
+    reads: ClassVar[Reads] = {}
+    rewrites = True
+    engine: MemoryEngine
+    commit = engine_commit
+    read = engine_read
+    listen = engine_listen
+
+    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        with known_options(type(self), options):
+            cast(Any, super()).__init__(clock=getattr(engine, "clock", clock), **options)
+        if engine is not None and not isinstance(engine, Engine):
+            raise must("engine", "be a MemoryEngine", engine, "Leave it out for a new one")
+        hold(self, engine or MemoryEngine(clock))
+
+
+class SQLiteBackend(Backend):
+    """A backend in one SQLite file, which all processes on this machine share."""
+
+    operation_sets: ClassVar[OperationSets]
+    reads: ClassVar[Reads] = {}
+    rewrites = True
+    engine: SQLiteEngine
+    commit = engine_commit
+    read = engine_read
+    listen = engine_listen
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            cast(Any, super()).__init__(clock=getattr(engine, "clock", clock), **options)
+        if path is not None and db_path is not None:
+            got = Shown(f"{brief(path, 500)} and {brief(db_path, 500)}")
+            raise must("path and db_path", "not both be passed", got, "Pass path alone")
+        where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
+        hold_shared(self, engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock))

@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, cast
 
 from .._core.clock import Clock
 from .._core.threads import started
@@ -149,62 +149,6 @@ class Engine(ABC):
         return self.clock.boot()
 
 
-EngineT = TypeVar("EngineT", bound=Engine)
-
-
-class EngineStore(Generic[EngineT]):
-    """What a built-in backend holds: its engine, which others may share, and its reads by name.
-
-    `close` closes the engine once for this backend; the engine counts its users.
-    """
-
-    __slots__ = ("closed", "engine", "reads")
-
-    def __init__(
-        self, engine: EngineT, operation_sets: Sequence[OperationSet], reads: Mapping[str, Callable[..., Any]]
-    ) -> None:
-        for operation_set in operation_sets:
-            engine.add(operation_set)
-        self.engine: EngineT = engine
-        self.reads: Mapping[str, Callable[..., Any]] = reads
-        self.closed: bool = False
-
-    def read(self, what: str, *args: Any) -> Awaitable[Any]:
-        return self.engine.read(self.reads[what], *args)
-
-    async def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            await self.engine.close()
-
-
-class HoldsEngine(Protocol):
-    """A built-in backend. Its methods that the engine carries out are the functions below."""
-
-    _engine_store: EngineStore[Any]
-
-
-async def engine_commit(self: HoldsEngine, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-    """Commit on the engine; see `Backend.commit`."""
-    return cast("list[Any]", await self._engine_store.engine.commit(guard, ops))
-
-
-async def engine_read(self: HoldsEngine, what: str, *args: Any) -> Any:
-    """Read from the engine. The base class of the backend says what there is to read."""
-    return await self._engine_store.read(what, *args)
-
-
-def engine_listen(self: HoldsEngine, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-    """Listen on the engine; see `Engine.listen`."""
-    engine: Engine = self._engine_store.engine
-    return engine.listen(topic, wake)
-
-
-async def engine_close(self: HoldsEngine) -> None:
-    """Close the engine, if no other backend uses it. A second call does nothing."""
-    await self._engine_store.close()
-
-
 class Backend(ABC):
     """What queues, event buses, state stores and document stores share, ours and those of third parties."""
 
@@ -221,8 +165,14 @@ class Backend(ABC):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable."""
 
-    async def close(self) -> None:  # noqa: B027 - a backend may hold nothing to close
+    async def close(self) -> None:
         """Close what this backend holds. A second call does nothing."""
+        held, self._held_engine = self._held_engine, None
+        if held is not None:  # the engine counts its users: it ends with the last one
+            await held.close()
+
+    #: The engine that a built-in backend has opened or shares. It counts as one user until `close`.
+    _held_engine: Engine | None = None
 
     #: Redacts what leaves the process, as logs and traces do; None without `redact`.
     sink_redaction: Redaction | None = None

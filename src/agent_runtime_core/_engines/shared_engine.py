@@ -114,26 +114,19 @@ def refused(location: str) -> NotSupported:
     return NotSupported(str(must(f"store {brief(location, 500)}", "be open for writing", Shown("read_only=True"), fix)))
 
 
-class RejectsCommits(Engine):
-    """The part of a read-only engine that rejects."""
-
-    read_only = True
-
-    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
-        raise refused(self.location)
-
-    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
-        raise refused(self.location)
-
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
-        raise refused(self.location)
+def reject_commit(self: Engine, guard: Guard | None, ops: Sequence[Op]) -> NoReturn:
+    """In place of the three methods with which an engine commits."""
+    raise refused(self.location)
 
 
-class ReadOnlyEngine(RejectsCommits):
+class ReadOnlyEngine(Engine):
     """Reads through another engine, which others of this process may use to write.
 
     Reads of the other engine may be its own commits, as on Redis: they do not pass through this object.
     """
+
+    read_only = True
+    commit = commit_from_thread = commit_nowait = reject_commit
 
     def __init__(self, engine: SharedEngine) -> None:
         self._engine = engine

@@ -304,6 +304,7 @@ class EventBus(Backend):
         self._closed = True
         for hub in tuple(self._hubs.values()):
             hub.close()
+        await super().close()
 
     # -- below
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import compress, islice
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
-from .._engines.backend import known_options, memory_store
-from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet, engine_commit, engine_listen
-from .._engines.memory import MemoryEngine, MemoryTx
+from .._engines.backend import MemoryBackend, OperationSets
+from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet
+from .._engines.memory import MemoryTx
 from .._journal import memory as journal
 from .._journal.record import Record
 from .base import DELETE, PUBLISH, REWRITE, TRIM, EventBus
@@ -107,27 +106,13 @@ CONCERN = OperationSet(
 )
 
 
-class InMemoryEventBus(EventBus):
+class InMemoryEventBus(MemoryBackend, EventBus):
     """An event bus in the memory of this process. Its events are lost when the process ends."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
     stores_readers = True
-    rewrites = True
-
-    commit = engine_commit
-    listen = engine_listen
-
-    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = memory_store(self.operation_sets, {}, engine=engine, clock=clock)
-        self.engine: MemoryEngine = self._engine_store.engine
-
-    async def close(self) -> None:
-        await super().close()
-        await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         found: EventRows = await self.engine.read(rows, run_id, since, limit)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
-from .._engines.backend import known_options
-from .._engines.base import READER_SECONDS, OperationSet, engine_commit, engine_listen
-from .._engines.redis.engine import RedisEngine, redis_store
+from .._engines.backend import OperationSets
+from .._engines.base import READER_SECONDS
+from .._engines.redis.engine import RedisBackend
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
@@ -42,30 +41,13 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisEventBus(EventBus):
+class RedisEventBus(RedisBackend, EventBus):
     """An event bus on one Redis or Valkey server, shared by all processes that reach it."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
     stores_readers = True
-    rewrites = True
-
-    commit = engine_commit
-    listen = engine_listen
-
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = redis_store(self.operation_sets, {}, url, redis_url=redis_url, engine=engine, clock=clock)
-        self.engine: RedisEngine = self._engine_store.engine
-
-    async def close(self) -> None:
-        await super().close()
-        await self._engine_store.close()
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         start: int | None = since

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
-from .._engines.backend import known_options, sqlite_store
-from .._engines.base import NotApplied, OperationSet, always, engine_commit, engine_listen
+from .._engines.backend import OperationSets, SQLiteBackend
+from .._engines.base import NotApplied, OperationSet, always
 from .._engines.os_errors import storage_errors
-from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.live_directory import ReaderFiles
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
@@ -121,34 +118,21 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteEventBus(EventBus):
+class SQLiteEventBus(SQLiteBackend, EventBus):
     """An event bus in one SQLite file, shared by all processes on this machine."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
     derives = True
     bounds_pages = True
     stores_readers = True
-    rewrites = True
 
-    commit = engine_commit
-    listen = engine_listen
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = sqlite_store(
-            self.operation_sets, {}, path, db_path=db_path, durability=durability, engine=engine, clock=clock
-        )
-        self.engine: SQLiteEngine = self._engine_store.engine
-        self._readers = ReaderFiles(self.engine.path, self.clock)
+    @cached_property
+    def _readers(self) -> ReaderFiles:
+        return ReaderFiles(self.engine.path, self.clock)
 
     async def close(self) -> None:
-        await super().close()
         self._readers.close()
-        await self._engine_store.close()
+        await super().close()
 
     async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
         if sequence is None:

@@ -36,7 +36,12 @@ from .documents.base import DocumentStore
 from .open_documents import has_documents, open_document_store
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
-_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "documents": "Document"}
+_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
+_STORES_ON_DOCUMENTS = {
+    "memory": "memory:StoredMemory", "conversation": "conversations:StoredConversations", "task": "tasks:StoredTasks",
+    "preferences": "preferences:StoredPreferences", "knowledge": "knowledge:StoredKnowledge",
+    "audit": "audit:StoredAudit",
+}  # fmt: skip
 
 
 @dataclass
@@ -126,10 +131,12 @@ class PersistenceConfig:
 
     @classmethod
     def _all(cls, backend: str, options: dict[str, Any], more: dict[str, Any]) -> PersistenceConfig:
-        prefix = _PREFIXES[backend]
         settings: dict[str, Any] = {}
         for kind in KINDS:
-            class_path = f".backends.{backend}:{prefix}{kind.capitalize()}Store"
+            class_path = (
+                f".document_stores.{_STORES_ON_DOCUMENTS[kind]}" if backend == "documents"
+                else f".backends.{backend}:{_PREFIXES[backend]}{kind.capitalize()}Store"
+            )  # fmt: skip
             settings[f"{kind}_store_class"] = load(class_path, package=__package__)
             settings[f"{kind}_store_kwargs"] = dict(options)
         return cls(**settings, **more)

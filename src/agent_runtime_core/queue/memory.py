@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
 from .._core.clock import SYSTEM, Clock
-from .._engines.backend import known_options, memory_store
-from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
+from .._engines.backend import MemoryBackend, OperationSets, Reads
 from .._engines.memory import MemoryEngine, MemoryTx
 from .base import MAX_RETRIES, RunQueue
 from .records import (
@@ -257,12 +256,12 @@ def _processes(tx: MemoryTx) -> list[ProcessRow]:
     return [*tx.tables["processes"].values()]
 
 
-class InMemoryQueue(RunQueue):
+class InMemoryQueue(MemoryBackend, RunQueue):
     """A queue in the memory of this process. Its runs are lost when the process ends."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(MemoryTransitions, tables=TABLES),)
+    operation_sets: ClassVar[OperationSets] = (operation_set(MemoryTransitions, tables=TABLES),)
 
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    reads: ClassVar[Reads] = {
         "row": _get,
         "find": _find,
         "counts": _counts,
@@ -273,21 +272,13 @@ class InMemoryQueue(RunQueue):
         "processes": _processes,
     }
 
-    rewrites = True
     keeps_processes = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
 
     def __init__(
         self, max_retries: int = MAX_RETRIES, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM,
         **options: Any,
     ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(max_retries=max_retries, clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
-        self.engine: MemoryEngine = self._engine_store.engine
+        super().__init__(engine=engine, clock=clock, max_retries=max_retries, **options)
 
     def clear(self) -> None:
         """Delete all runs."""

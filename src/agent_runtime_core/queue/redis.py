@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import encode
-from .._engines.backend import known_options
-from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
-from .._engines.redis.engine import RedisEngine, redis_store
+from .._engines.backend import OperationSets, Reads
+from .._engines.redis.engine import RedisBackend, RedisEngine
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from ..status import RunStatus
 from .base import RunQueue
@@ -171,11 +169,11 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisQueue(RunQueue):
+class RedisQueue(RedisBackend, RunQueue):
     """A queue on one Redis or Valkey server, shared by all processes that reach it."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (CONCERN,)
+    reads: ClassVar[Reads] = {
         "find": find,
         "counts": counts,
         "news": _news,
@@ -186,23 +184,7 @@ class RedisQueue(RunQueue):
         "processes": _processes,
     }
 
-    rewrites = True
     keeps_processes = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = redis_store(
-            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
-        )
-        self.engine: RedisEngine = self._engine_store.engine
 
     def lease_now(self) -> float:
         return self.engine.lease_now()

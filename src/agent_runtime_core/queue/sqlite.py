@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import compress
 from operator import itemgetter, ne
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import encode
-from .._engines.backend import known_options, sqlite_store
-from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
-from .._engines.sqlite.engine import SQLiteEngine
+from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
 from .records import ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
@@ -370,12 +366,12 @@ def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
     return [row._replace(agents=tuple(json.loads(str(row.agents)))) for row in rows]
 
 
-class SQLiteQueue(RunQueue):
+class SQLiteQueue(SQLiteBackend, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
+    operation_sets: ClassVar[OperationSets] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
 
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    reads: ClassVar[Reads] = {
         "row": _get,
         "find": find,
         "counts": counts,
@@ -386,20 +382,4 @@ class SQLiteQueue(RunQueue):
         "processes": _processes,
     }
 
-    rewrites = True
     keeps_processes = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = sqlite_store(
-            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
-        )
-        self.engine: SQLiteEngine = self._engine_store.engine

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from .._core.clock import SYSTEM, Clock
-from .._engines.backend import known_options, memory_store
-from .._engines.base import NotApplied, Op, OperationSet, engine_close, engine_commit, engine_read
-from .._engines.memory import MemoryEngine, MemoryTx
+from .._engines.backend import MemoryBackend, OperationSets, Reads
+from .._engines.base import NotApplied, Op, OperationSet
+from .._engines.memory import MemoryTx
 from .._journal import memory as journal
 from .base import (
     CHILD,
@@ -157,11 +156,11 @@ CONCERN = OperationSet(
 )  # fmt: skip
 
 
-class InMemoryStateStore(StateStore):
+class InMemoryStateStore(MemoryBackend, StateStore):
     """A state store in the memory of this process. Its runs are lost when the process ends."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Reads] = {
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
@@ -169,18 +168,6 @@ class InMemoryStateStore(StateStore):
         "effects": effects,
         "effect_keys": effect_keys,
     }
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
-        self.engine: MemoryEngine = self._engine_store.engine
 
     def clear(self) -> None:
         """Delete the state of all runs."""

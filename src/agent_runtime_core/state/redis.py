@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import compact
-from .._engines.backend import known_options
-from .._engines.base import OperationSet, engine_close, engine_commit, engine_read
+from .._engines.backend import OperationSets, Reads
 from .._engines.payloads import marked_key
-from .._engines.redis.engine import RedisEngine, redis_store
+from .._engines.redis.engine import RedisBackend, RedisEngine
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
@@ -75,11 +73,11 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisStateStore(StateStore):
+class RedisStateStore(RedisBackend, StateStore):
     """A state store on one Redis or Valkey server, shared by all processes that reach it."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Reads] = {
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
@@ -87,20 +85,3 @@ class RedisStateStore(StateStore):
         "effects": _effects,
         "effect_keys": _effect_keys,
     }
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = redis_store(
-            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
-        )
-        self.engine: RedisEngine = self._engine_store.engine

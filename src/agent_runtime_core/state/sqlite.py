@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from .._core.clock import SYSTEM, Clock
-from .._engines.backend import known_options, sqlite_store
-from .._engines.base import NotApplied, OperationSet, always, engine_close, engine_commit, engine_read
+from .._engines.backend import OperationSets, Reads, SQLiteBackend
+from .._engines.base import NotApplied, OperationSet, always
 from .._engines.payloads import unknown_digests
-from .._engines.sqlite.engine import SQLiteEngine
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged, rows_of_other_runs, rows_of_run
@@ -169,11 +166,11 @@ CONCERN = OperationSet(
 )  # fmt: skip
 
 
-class SQLiteStateStore(StateStore):
+class SQLiteStateStore(SQLiteBackend, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Reads] = {
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
@@ -182,20 +179,3 @@ class SQLiteStateStore(StateStore):
         "effect_keys": effect_keys,
     }
     transacts = True
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = sqlite_store(
-            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
-        )
-        self.engine: SQLiteEngine = self._engine_store.engine

@@ -8,34 +8,25 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core import persistence
 from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core.persistence.backends.files import FileHome
-from agent_runtime_core.persistence.backends.memory import InMemoryHome
-from agent_runtime_core.persistence.backends.redis import RedisHome
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
-from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from tests.support.backends import backends
 from tests.support.codec import kind_of
 from tests.support.storage import places
 
-HOMES: dict[str, type[DocumentHome]] = {
-    "memory": InMemoryHome,
-    "sqlite": SQLiteHome,
-    "redis": RedisHome,
-    "files": FileHome,
-}
+PREFIXES = {technology: prefix for technology, (_, prefix) in persistence.TECHNOLOGIES.items()}
 
-TECHNOLOGIES = backends(HOMES, default=HOMES)
+TECHNOLOGIES = backends(PREFIXES, default=PREFIXES)
 
 #: For the stores that share their code with others: the document suite runs on all technologies, also with a codec.
-SHARED = backends([*HOMES, "sqlite+codec"], default=["memory", "sqlite", "sqlite+codec"])
+SHARED = backends([*PREFIXES, "sqlite+codec"], default=["memory", "sqlite", "sqlite+codec"])
 
 
-def maker(body: type[DocumentBackedStore], request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+def maker(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """`make(**options)` of a suite: `place` names where; without it, it is a new and empty place."""
     technology = kind_of(request)
-    store: Any = type(f"{technology}{body.__name__}", (body,), {}, home=HOMES[technology])
+    store: Any = getattr(persistence, f"{PREFIXES[technology]}{kind}Store")
     place = places(request, tmp_path)
     engines: dict[str, MemoryEngine] = {}
 

@@ -10,19 +10,18 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
+from agent_runtime_core.persistence import FileConversationStore, RedisConversationStore, SQLiteConversationStore
 from agent_runtime_core.persistence.models import ConversationMessage
-from tests.contract.persistence.stores import HOMES
 from tests.fault.jobs.effects import say
 
 
 def conversations(technology: str, where: str) -> Any:
-    options: dict[str, dict[str, Any]] = {
-        "sqlite": {"path": where, "durability": "normal"},
-        "redis": {"url": where},
-        "files": {"project_dir": where},
+    stores: dict[str, Any] = {
+        "sqlite": lambda: SQLiteConversationStore(where, durability="normal"),
+        "redis": lambda: RedisConversationStore(where),
+        "files": lambda: FileConversationStore(where),
     }
-    return type("Conversations", (StoredConversations,), {}, home=HOMES[technology])(**options[technology])
+    return stores[technology]()
 
 
 async def main(technology: str, where: str, conversation: str, who: str, count: str) -> None:

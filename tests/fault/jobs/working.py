@@ -7,23 +7,14 @@ import json
 import sys
 from typing import Any
 
-from agent_runtime_core.persistence.backends.files import FileHome
-from agent_runtime_core.persistence.backends.redis import RedisHome
-from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
-from agent_runtime_core.persistence.document_stores.base import DocumentHome
-from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
+from agent_runtime_core.persistence import FileTaskStore, RedisTaskStore, SQLiteTaskStore
 from tests.fault.jobs.effects import say
 
-HOMES: dict[str, tuple[type[DocumentHome], str]] = {
-    "sqlite": (SQLiteHome, "path"),
-    "redis": (RedisHome, "url"),
-    "files": (FileHome, "project_dir"),
-}
+STORES: dict[str, Any] = {"sqlite": SQLiteTaskStore, "redis": RedisTaskStore, "files": FileTaskStore}
 
 
 def task_store(kind: str, where: str) -> Any:
-    home, option = HOMES[kind]
-    return type("Store", (StoredTasks,), {}, home=home)(**{option: where})
+    return STORES[kind](where)
 
 
 async def main(kind: str, where: str, name: str) -> None:

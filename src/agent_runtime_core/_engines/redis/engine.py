@@ -13,15 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.log import log
 from ..._core.per_loop import PerLoop
 from ..._core.validation import Shown, must
 from ...errors import LeaseLost, StorageBusy, StorageError
-from ..backend import Reads, shared_store
-from ..base import EngineStore, Guard, Op, OperationSet
+from ..backend import OperationSets, Reads, engine_commit, engine_listen, engine_read, hold_shared, known_options
+from ..base import Backend, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
 from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
@@ -260,15 +260,27 @@ class RedisEngine(SharedEngine):
         self._pipeline.close()
 
 
-def redis_store(
-    operation_sets: Sequence[OperationSet], reads: Reads, url: str | None = None, *, redis_url: str | None = None,
-    engine: RedisEngine | None = None, clock: Clock = SYSTEM,
-) -> EngineStore[RedisEngine]:  # fmt: skip
-    """Open a store on one Redis or Valkey server, which all processes that reach it share."""
-    if url is not None and redis_url is not None and url != redis_url:
-        raise must("url and redis_url", "not both be passed", Shown("two different URLs"), "Pass url alone")
-    where = url or redis_url
-    if engine is None and where is None:
-        fix = "Pass url='redis://host:6379/0', or call configure(redis_url=...)"
-        raise must("the url of a Redis backend", "be passed or configured", None, fix)
-    return shared_store(operation_sets, reads, engine, lambda: RedisEngine.open(where or "", clock=clock))
+class RedisBackend(Backend):
+    """A backend on one Redis or Valkey server, which all processes that reach it share."""
+
+    operation_sets: ClassVar[OperationSets]
+    reads: ClassVar[Reads] = {}
+    rewrites = True
+    engine: RedisEngine
+    commit = engine_commit
+    read = engine_read
+    listen = engine_listen
+
+    def __init__(
+        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM, **options: Any,
+    ) -> None:  # fmt: skip
+        with known_options(type(self), options):
+            cast(Any, super()).__init__(clock=getattr(engine, "clock", clock), **options)
+        if url is not None and redis_url is not None and url != redis_url:
+            raise must("url and redis_url", "not both be passed", Shown("two different URLs"), "Pass url alone")
+        where = url or redis_url
+        if engine is None and where is None:
+            fix = "Pass url='redis://host:6379/0', or call configure(redis_url=...)"
+            raise must("the url of a Redis backend", "be passed or configured", None, fix)
+        hold_shared(self, engine, lambda: RedisEngine.open(where or "", clock=clock))

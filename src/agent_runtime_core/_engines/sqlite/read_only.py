@@ -32,7 +32,7 @@ from ..._core.validation import Shown, must
 from ...errors import InvalidArgument, StorageBusy, StorageError, brief
 from ..base import FENCE_OPS, FENCE_REPLAYS, OperationSet
 from ..os_errors import storage_errors
-from ..shared_engine import RejectsCommits, SharedEngine
+from ..shared_engine import SharedEngine, reject_commit
 from .database import check_version, checked
 from .engine import FENCES, SQLiteEngine
 from .group_commit import COMMIT_TIMEOUT
@@ -62,10 +62,12 @@ class Source(NamedTuple):
     changes: int  # of `empty` and of the copy
 
 
-class ReadOnlySQLite(RejectsCommits, SharedEngine):
+class ReadOnlySQLite(SharedEngine):
     """An engine that only reads a SQLite file. Use `ReadOnlySQLite.open(path)`, which counts its first user."""
 
     kind = "sqlite"
+    read_only = True
+    commit = commit_from_thread = commit_nowait = reject_commit
 
     _open: ClassVar[dict[str, Any]] = {}  # not shared: it holds no lock that a second one could lack
     _open_lock = threading.Lock()

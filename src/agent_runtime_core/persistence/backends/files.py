@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._core.clock import Clock
 from ..._core.ids import path_text
@@ -22,8 +22,8 @@ from ..documents.memory import MemoryDocuments
 from ..legacy_files import DIRECTORY, check_layout, root_of
 
 
-class FileHome(DocumentHome):
-    """Keeps documents in files.
+class FilePlace:
+    """Keeps the documents of a store in files.
 
     Scope.GLOBAL is in `.agent_runtime` of the user's home directory. Scope.SESSION is in memory, and ends with the
     store. The first write creates the directories.
@@ -34,11 +34,13 @@ class FileHome(DocumentHome):
     """
 
     def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(**options)
-        project, home = project_directory(project_dir), home_directory()
-        in_project = documents_in(project, self.clock)
-        in_home = in_project if home == project else documents_in(home, self.clock)
-        self.keep_in(in_project, in_home=in_home, in_session=MemoryDocuments(clock=self.clock))
+        home = DocumentHome(**options)
+        project, user = project_directory(project_dir), home_directory()
+        in_project = documents_in(project, home.clock)
+        in_home = in_project if user == project else documents_in(user, home.clock)
+        cast(Any, super()).__init__(
+            home.keep_in(in_project, in_home=in_home, in_session=MemoryDocuments(clock=home.clock))
+        )
 
 
 def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
@@ -62,49 +64,39 @@ def documents_in(directory: str, clock: Clock) -> FileDocuments:
     return FileDocuments(root_of(directory), ready=partial(check_layout, directory), clock=clock)
 
 
-class FileMemoryStore(StoredMemory, home=FileHome):
+class FileMemoryStore(FilePlace, StoredMemory):
     """Stores the memory of agents, by key, in files."""
 
-    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(project_dir, **options)
 
-
-class FileConversationStore(StoredConversations, home=FileHome):
+class FileConversationStore(FilePlace, StoredConversations):
     """Stores conversations and their messages in files."""
 
-    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(project_dir, **options)
 
-
-class FileTaskStore(StoredTasks, home=FileHome):
+class FileTaskStore(FilePlace, StoredTasks):
     """Stores lists of tasks in files."""
 
-    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(project_dir, **options)
 
-
-class FilePreferencesStore(StoredPreferences, home=FileHome):
+class FilePreferencesStore(FilePlace, StoredPreferences):
     """Stores preferences, by key, in files."""
 
-    def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(project_dir, **options)
 
-
-class FileKnowledgeStore(StoredKnowledge, home=FileHome):
+class FileKnowledgeStore(FilePlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in files."""
 
     def __init__(
         self, project_dir: str | os.PathLike[str] | None = None, *, max_vectors: int = MAX_VECTORS,
         **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(project_dir, max_vectors=max_vectors, **options)
+        super().__init__(project_dir, **options)
+        self.max_vectors = max_vectors
 
 
-class FileAuditStore(StoredAudit, home=FileHome):
+class FileAuditStore(FilePlace, StoredAudit):
     """Stores audit entries, errors and metrics in files."""
 
     def __init__(
         self, project_dir: str | os.PathLike[str] | None = None, *, max_age: float | None = None,
         max_entries: int | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(project_dir, max_age=max_age, max_entries=max_entries, **options)
+        self.keep_at_most(max_age, max_entries)
+        super().__init__(project_dir, **options)

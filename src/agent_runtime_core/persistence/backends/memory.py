@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._engines.memory import MemoryEngine
 from ..document_stores.audit import StoredAudit
@@ -16,8 +16,8 @@ from ..document_stores.tasks import StoredTasks
 from ..documents.memory import MemoryDocuments
 
 
-class InMemoryHome(DocumentHome):
-    """Keeps documents in memory. They are lost when the process ends.
+class InMemoryPlace:
+    """Keeps the documents of a store in memory. They are lost when the process ends.
 
     Args:
         engine: Stores with the same engine share their documents. None is a new engine.
@@ -25,52 +25,42 @@ class InMemoryHome(DocumentHome):
     """
 
     def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(**options)
-        self.keep_in(MemoryDocuments(engine=engine, clock=self.clock))
+        home = DocumentHome(**options)
+        cast(Any, super()).__init__(home.keep_in(MemoryDocuments(engine=engine, clock=home.clock)))
 
 
-class InMemoryMemoryStore(StoredMemory, home=InMemoryHome):
+class InMemoryMemoryStore(InMemoryPlace, StoredMemory):
     """Stores the memory of agents, by key, in the memory of this process."""
 
-    def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(engine=engine, **options)
 
-
-class InMemoryConversationStore(StoredConversations, home=InMemoryHome):
+class InMemoryConversationStore(InMemoryPlace, StoredConversations):
     """Stores conversations and their messages in the memory of this process."""
 
-    def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(engine=engine, **options)
 
-
-class InMemoryTaskStore(StoredTasks, home=InMemoryHome):
+class InMemoryTaskStore(InMemoryPlace, StoredTasks):
     """Stores lists of tasks in the memory of this process."""
 
-    def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(engine=engine, **options)
 
-
-class InMemoryPreferencesStore(StoredPreferences, home=InMemoryHome):
+class InMemoryPreferencesStore(InMemoryPlace, StoredPreferences):
     """Stores preferences, by key, in the memory of this process."""
 
-    def __init__(self, *, engine: MemoryEngine | None = None, **options: Unpack[HomeOptions]) -> None:
-        super().__init__(engine=engine, **options)
 
-
-class InMemoryKnowledgeStore(StoredKnowledge, home=InMemoryHome):
+class InMemoryKnowledgeStore(InMemoryPlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in the memory of this process."""
 
     def __init__(
         self, *, engine: MemoryEngine | None = None, max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(engine=engine, max_vectors=max_vectors, **options)
+        super().__init__(engine=engine, **options)
+        self.max_vectors = max_vectors
 
 
-class InMemoryAuditStore(StoredAudit, home=InMemoryHome):
+class InMemoryAuditStore(InMemoryPlace, StoredAudit):
     """Stores audit entries, errors and metrics in the memory of this process."""
 
     def __init__(
         self, *, engine: MemoryEngine | None = None, max_age: float | None = None, max_entries: int | None = None,
         **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(engine=engine, max_age=max_age, max_entries=max_entries, **options)
+        self.keep_at_most(max_age, max_entries)
+        super().__init__(engine=engine, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..._engines.redis.engine import RedisEngine
 
 
-class RedisHome(DocumentHome):
-    """Keeps the documents of all scopes on one server.
+class RedisPlace:
+    """Keeps the documents of all scopes of a store on one server.
 
     Args:
         url: The URL of the server. `redis_url` is another name of it.
@@ -28,71 +28,49 @@ class RedisHome(DocumentHome):
         **options: See `HomeOptions`.
     """
 
-    sessions_expire = True
-
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
         **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(**options)
-        self.keep_in(RedisDocuments(url, redis_url=redis_url, engine=engine, clock=self.clock))
+        home = DocumentHome(sessions_expire=True, **options)
+        cast(Any, super()).__init__(
+            home.keep_in(RedisDocuments(url, redis_url=redis_url, engine=engine, clock=home.clock))
+        )
 
 
-class RedisMemoryStore(StoredMemory, home=RedisHome):
+class RedisMemoryStore(RedisPlace, StoredMemory):
     """Stores the memory of agents, by key, on a Redis or Valkey server."""
 
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
-
-class RedisConversationStore(StoredConversations, home=RedisHome):
+class RedisConversationStore(RedisPlace, StoredConversations):
     """Stores conversations and their messages on a Redis or Valkey server."""
 
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
-
-class RedisTaskStore(StoredTasks, home=RedisHome):
+class RedisTaskStore(RedisPlace, StoredTasks):
     """Stores lists of tasks on a Redis or Valkey server."""
 
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
-
-class RedisPreferencesStore(StoredPreferences, home=RedisHome):
+class RedisPreferencesStore(RedisPlace, StoredPreferences):
     """Stores preferences, by key, on a Redis or Valkey server."""
 
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, **options)
 
-
-class RedisKnowledgeStore(StoredKnowledge, home=RedisHome):
+class RedisKnowledgeStore(RedisPlace, StoredKnowledge):
     """Stores facts, summaries and embeddings on a Redis or Valkey server."""
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
         max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, max_vectors=max_vectors, **options)
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)
+        self.max_vectors = max_vectors
 
 
-class RedisAuditStore(StoredAudit, home=RedisHome):
+class RedisAuditStore(RedisPlace, StoredAudit):
     """Stores audit entries, errors and metrics on a Redis or Valkey server."""
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
         max_age: float | None = None, max_entries: int | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(url, redis_url=redis_url, engine=engine, max_age=max_age, max_entries=max_entries, **options)
+        self.keep_at_most(max_age, max_entries)
+        super().__init__(url, redis_url=redis_url, engine=engine, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from ..._engines.sqlite.engine import SQLiteEngine
 from ..document_stores.audit import StoredAudit
@@ -17,8 +17,8 @@ from ..document_stores.tasks import StoredTasks
 from ..documents.sqlite import SQLiteDocuments
 
 
-class SQLiteHome(DocumentHome):
-    """Keeps the documents of all scopes in one file.
+class SQLitePlace:
+    """Keeps the documents of all scopes of a store in one file.
 
     Args:
         path: The path of the file. `db_path` is another name of it.
@@ -28,57 +28,32 @@ class SQLiteHome(DocumentHome):
         **options: See `HomeOptions`.
     """
 
-    sessions_expire = True
-
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
         durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(**options)
-        self.keep_in(SQLiteDocuments(path, db_path=db_path, durability=durability, engine=engine, clock=self.clock))
+        home = DocumentHome(sessions_expire=True, **options)
+        documents = SQLiteDocuments(path, db_path=db_path, durability=durability, engine=engine, clock=home.clock)
+        cast(Any, super()).__init__(home.keep_in(documents))
 
 
-class SQLiteMemoryStore(StoredMemory, home=SQLiteHome):
+class SQLiteMemoryStore(SQLitePlace, StoredMemory):
     """Stores the memory of agents, by key, in a SQLite file."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
-
-class SQLiteConversationStore(StoredConversations, home=SQLiteHome):
+class SQLiteConversationStore(SQLitePlace, StoredConversations):
     """Stores conversations and their messages in a SQLite file."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
-
-class SQLiteTaskStore(StoredTasks, home=SQLiteHome):
+class SQLiteTaskStore(SQLitePlace, StoredTasks):
     """Stores lists of tasks in a SQLite file."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
-
-class SQLitePreferencesStore(StoredPreferences, home=SQLiteHome):
+class SQLitePreferencesStore(SQLitePlace, StoredPreferences):
     """Stores preferences, by key, in a SQLite file."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
-        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
 
-
-class SQLiteKnowledgeStore(StoredKnowledge, home=SQLiteHome):
+class SQLiteKnowledgeStore(SQLitePlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in a SQLite file."""
 
     def __init__(
@@ -86,12 +61,11 @@ class SQLiteKnowledgeStore(StoredKnowledge, home=SQLiteHome):
         durability: str = "full", engine: SQLiteEngine | None = None, max_vectors: int = MAX_VECTORS,
         **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(
-            path, db_path=db_path, durability=durability, engine=engine, max_vectors=max_vectors, **options,
-        )  # fmt: skip
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)
+        self.max_vectors = max_vectors
 
 
-class SQLiteAuditStore(StoredAudit, home=SQLiteHome):
+class SQLiteAuditStore(SQLitePlace, StoredAudit):
     """Stores audit entries, errors and metrics in a SQLite file."""
 
     def __init__(
@@ -99,7 +73,5 @@ class SQLiteAuditStore(StoredAudit, home=SQLiteHome):
         durability: str = "full", engine: SQLiteEngine | None = None, max_age: float | None = None,
         max_entries: int | None = None, **options: Unpack[HomeOptions],
     ) -> None:  # fmt: skip
-        super().__init__(
-            path, db_path=db_path, durability=durability, engine=engine, max_age=max_age, max_entries=max_entries,
-            **options,
-        )  # fmt: skip
+        self.keep_at_most(max_age, max_entries)
+        super().__init__(path, db_path=db_path, durability=durability, engine=engine, **options)

@@ -31,20 +31,23 @@ class StoredAudit(DocumentBackedStore, AuditStore):
 
     With `max_age` or `max_entries`, the store prunes itself at its first write of a kind, and at every 100th write
     after that. So each writer may exceed the limit by up to 100 for a while.
-
-    Args:
-        max_age: Delete what is older than this many seconds.
-        max_entries: Keep only this many of each kind and scope.
     """
 
-    def __init__(
-        self, *position: Any, max_age: float | None = None, max_entries: int | None = None, **options: Any
-    ) -> None:
-        _check_bounds(max_age, max_entries, "max_age", "max_entries")
-        super().__init__(*position, **options)
-        self.max_age: float | None = max_age
-        self.max_entries: int | None = max_entries
+    max_age: float | None = None
+    max_entries: int | None = None
+
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._written: dict[tuple[str, str], int] = {}
+
+    def keep_at_most(self, max_age: float | None, max_entries: int | None) -> None:
+        """Delete entries that are older than `max_age` seconds, and keep `max_entries` of each kind and scope.
+
+        Raises:
+            InvalidArgument: A limit is negative, or is not a number.
+        """
+        _check_bounds(max_age, max_entries, "max_age", "max_entries")
+        self.max_age, self.max_entries = max_age, max_entries
 
     # -- writing
 

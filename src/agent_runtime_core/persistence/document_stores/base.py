@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Self, TypedDict, TypeVar
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from ..._core.arguments import checked_tenant
 from ..._core.clock import SYSTEM, Clock
@@ -49,21 +49,24 @@ class HomeOptions(TypedDict, total=False):
 class DocumentHome:
     """The document stores of the three scopes, and the part of them that belongs to this project and session.
 
-    The options are described in `HomeOptions`. A subclass checks its own arguments, and then calls `keep_in`.
+    Args:
+        sessions_expire: Whether a session can outlive its process, so that its documents need a time to live.
+        closes_documents: Whether `close` closes the document stores, because they were opened for this home.
+        session_id: See `HomeOptions`.
+        project: See `HomeOptions`.
+        session_ttl: See `HomeOptions`.
+        clock: See `HomeOptions`.
     """
 
-    sessions_expire: ClassVar[bool] = False
-    """Whether a session can outlive its process, so that its documents need a time to live."""
-    closes_documents: ClassVar[bool] = True
-    """Whether `close` closes the document stores, because this home has opened them."""
-
     def __init__(
-        self, *, session_id: str | None = None, project: str = "", session_ttl: float = SESSION_TTL,
-        clock: Clock = SYSTEM,
+        self, *, sessions_expire: bool = False, closes_documents: bool = True, session_id: str | None = None,
+        project: str = "", session_ttl: float = SESSION_TTL, clock: Clock = SYSTEM,
     ) -> None:  # fmt: skip
         for name, text in (("session_id", session_id or ""), ("project", project)):
             storable(text, name, "store")
         self.clock: Clock = clock
+        self.sessions_expire = sessions_expire
+        self.closes_documents = closes_documents
         #: Whether other homes may use the session too. Then `close` does not delete it.
         self.shared_session: bool = session_id is not None
         self.session_id: str = session_id if session_id is not None else new_ulid(clock)
@@ -88,14 +91,15 @@ class DocumentHome:
 
     def keep_in(
         self, documents: DocumentStore, *, in_home: DocumentStore | None = None, in_session: DocumentStore | None = None
-    ) -> None:  # fmt: skip
-        """Use a document store for all scopes, or other ones for Scope.GLOBAL and Scope.SESSION."""
+    ) -> Self:  # fmt: skip
+        """Use a document store for all scopes, or other ones for Scope.GLOBAL and Scope.SESSION. Return this home."""
         self._documents = {
             Scope.GLOBAL: in_home or documents, Scope.PROJECT: documents, Scope.SESSION: in_session or documents
         }  # fmt: skip
         if self.clock is SYSTEM:
             self.clock = documents.clock
         get_config().encode_contents(*self.document_stores())
+        return self
 
     def documents(self, scope: Scope) -> DocumentStore:
         """Return the document store of a scope."""
@@ -175,19 +179,18 @@ def _scope(scope: Any) -> Scope:
 class DocumentBackedStore:
     """The base of a store that keeps its models as documents.
 
-    A backend adds the home: `class SQLiteTaskStore(StoredTasks, home=SQLiteHome)`. The arguments of such a class are
-    those of its home, and the options of the store.
+    A technology adds the place, which opens the document stores: `class SQLiteTaskStore(SQLitePlace, StoredTasks)`.
+
+    Args:
+        documents: A document store, which `close` leaves open, or a home.
+        **options: See `HomeOptions`.
     """
 
-    home_class: ClassVar[type[Any]]
-
-    def __init_subclass__(cls, home: type[DocumentHome] | None = None, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if home is not None:
-            cls.home_class = home
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.home: DocumentHome = self.home_class(*arguments, **options)
+    def __init__(self, documents: DocumentStore | DocumentHome, **options: Unpack[HomeOptions]) -> None:
+        if isinstance(documents, DocumentStore):
+            home = DocumentHome(sessions_expire=True, closes_documents=False, **options)
+            documents = home.keep_in(documents)
+        self.home: DocumentHome = documents
         self.clock: Clock = self.home.clock
 
     def for_tenant(self, tenant: str | None) -> Self:

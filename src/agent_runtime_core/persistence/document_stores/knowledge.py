@@ -22,15 +22,13 @@ _INDEXED_SPACES = 64  # whose vectors are in memory at the same time, at most
 
 
 class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
-    """Stores facts, summaries and embeddings.
+    """Stores facts, summaries and embeddings."""
 
-    Args:
-        max_vectors: How many embeddings a scope may have.
-    """
+    max_vectors: int = MAX_VECTORS
+    """How many embeddings a scope may have."""
 
-    def __init__(self, *place: Any, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
+    def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
-        self.max_vectors = max_vectors
         self._vectors: dict[str, Vectors] = {}
 
     # -- facts

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..._core.clock import SYSTEM, Clock
-from ..._engines.backend import known_options, memory_store
-from ..._engines.base import OperationSet, engine_close, engine_commit, engine_read
-from ..._engines.memory import MemoryEngine, MemoryTx
+from ..._engines.backend import MemoryBackend, OperationSets, Reads
+from ..._engines.base import OperationSet
+from ..._engines.memory import MemoryTx
 from .base import Document, DocumentStore, Entry, Query, next_rank
 from .operations import APPLIED, OPS, DocumentTransaction, on
 
@@ -118,25 +117,13 @@ CONCERN = OperationSet(
 )
 
 
-class MemoryDocuments(DocumentStore):
+class MemoryDocuments(MemoryBackend, DocumentStore):
     """Document store in the memory of this process. The documents are lost when the process ends."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (CONCERN,)
+    reads: ClassVar[Reads] = {
         "get": _get,
         "find": _find,
         "words": _words,
         "kinds": _kinds,
     }
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = memory_store(self.operation_sets, self.reads, engine=engine, clock=clock)
-        self.engine: MemoryEngine = self._engine_store.engine

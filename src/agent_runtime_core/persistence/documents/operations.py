@@ -10,8 +10,12 @@ from ..._engines.base import NotApplied
 from .base import Document, DocumentMissing, Entry, VersionConflict, touched
 
 
-class DocumentWrites(ABC):
-    """The transaction that operations on one document use. A method sees the writes of earlier operations."""
+class DocumentTransaction(ABC):
+    """One transaction of a document store, which `document_operations` uses to apply operations.
+
+    A subclass looks documents up and stores them. A method sees the writes of earlier operations. The subclass gets the
+    caller's transaction as its only argument.
+    """
 
     def sweep(self, now: float) -> None:  # noqa: B027 - some backends sweep at another time
         """Delete a few expired documents."""
@@ -32,13 +36,6 @@ class DocumentWrites(ABC):
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         """Write a document after a call of `get` for its key. With `entry` None it keeps its words and its mark."""
 
-
-class DocumentTransaction(DocumentWrites):
-    """One transaction of a document store, which `document_operations` uses to apply operations.
-
-    A subclass looks documents up and stores them. It gets the caller's transaction as its only argument.
-    """
-
     @abstractmethod
     def remove(self, space: str, kind: str, key: str) -> None:
         """Remove a document."""
@@ -53,7 +50,7 @@ class DocumentTransaction(DocumentWrites):
 
 
 def put(
-    tx: DocumentWrites, space: str, kind: str, entry: Entry, expect: int | None, now: float
+    tx: DocumentTransaction, space: str, kind: str, entry: Entry, expect: int | None, now: float
 ) -> tuple[int, float]:  # fmt: skip
     """Store a document, and return its version and rank."""
     tx.sweep(now)
@@ -72,7 +69,7 @@ def put(
     return document.version, document.rank
 
 
-def add(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> float | None:
+def add(tx: DocumentTransaction, space: str, kind: str, entry: Entry, now: float) -> float | None:
     """Store a new document, and return its rank. None: the key exists, and nothing changes."""
     if tx.get(space, kind, entry.key, now) is not None:
         return None
@@ -80,7 +77,7 @@ def add(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> 
 
 
 def touch(
-    tx: DocumentWrites, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
+    tx: DocumentTransaction, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> None:  # fmt: skip
     """Raise the rank of a document to at least `rank`, and extend its lifetime."""
     stored = tx.get(space, kind, key, now)
@@ -92,7 +89,7 @@ def touch(
 
 
 def rewrite(
-    tx: DocumentWrites, space: str, kind: str, key: str, old: str, new: str, keeps_words: bool, now: float
+    tx: DocumentTransaction, space: str, kind: str, key: str, old: str, new: str, keeps_words: bool, now: float
 ) -> bool:
     """Replace a text by the same one, encoded in another way, and return whether the old one is stored.
 
@@ -132,7 +129,7 @@ def drop(tx: DocumentTransaction, space: str, now: float) -> None:
 
 
 def put_replay(
-    tx: DocumentWrites, space: str, kind: str, entry: Entry, expect: int | None, now: float
+    tx: DocumentTransaction, space: str, kind: str, entry: Entry, expect: int | None, now: float
 ) -> tuple[int, float]:  # fmt: skip
     stored = tx.get(space, kind, entry.key, now)
     if stored is None or not tx.is_applied(space, kind, entry) or (expect is not None and stored.version != expect + 1):
@@ -140,19 +137,19 @@ def put_replay(
     return stored.version, stored.rank
 
 
-def add_replay(tx: DocumentWrites, space: str, kind: str, entry: Entry, now: float) -> float:
+def add_replay(tx: DocumentTransaction, space: str, kind: str, entry: Entry, now: float) -> float:
     return put_replay(tx, space, kind, entry, None, now)[1]
 
 
 def touch_replay(
-    tx: DocumentWrites, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
+    tx: DocumentTransaction, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> None:  # fmt: skip
     stored = tx.get(space, kind, key, now)
     if stored is None or touched(stored, rank, expires) != stored:
         raise NotApplied
 
 
-def delete_replay(tx: DocumentWrites, space: str, kind: str, key: str, now: float) -> bool:
+def delete_replay(tx: DocumentTransaction, space: str, kind: str, key: str, now: float) -> bool:
     if tx.get(space, kind, key, now) is not None:
         raise NotApplied
     return True
@@ -177,7 +174,7 @@ APPLIED: Final[Operations] = {
 }
 
 
-def on(transaction: Callable[[Any], DocumentWrites], operations: Operations) -> dict[str, Callable[..., Any]]:
+def on(transaction: Callable[[Any], Any], operations: Operations) -> dict[str, Callable[..., Any]]:
     """Return the operations for the transactions of an engine. `transaction` wraps one."""
 
     def adapted(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from ..._core.clock import SYSTEM, Clock
-from ..._engines.backend import known_options
-from ..._engines.base import OperationSet, engine_close, engine_commit, engine_read
-from ..._engines.redis.engine import RedisEngine, redis_store
+from ..._engines.backend import OperationSets, Reads
+from ..._engines.redis.engine import RedisBackend, RedisEngine
 from ..._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from ...errors import StorageCorrupt, brief
 from .base import Document, DocumentMissing, DocumentStore, Entry, Query, VersionConflict
@@ -116,31 +114,14 @@ CONCERN = RedisOperationSet(
 )
 
 
-class RedisDocuments(DocumentStore):
+class RedisDocuments(RedisBackend, DocumentStore):
     """Document store on a Redis or Valkey server.
 
     A query may take several replies of at most 500 documents or 200 KB, each with the state at its time. So a document
     is found once. It may be missed only if its rank changes during the query.
     """
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (CONCERN,)
+    reads: ClassVar[Reads] = {
         "get": _get, "find": _find, "words": _words, "kinds": _kinds
     }  # fmt: skip
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
-        clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = redis_store(
-            self.operation_sets, self.reads, url, redis_url=redis_url, engine=engine, clock=clock
-        )
-        self.engine: RedisEngine = self._engine_store.engine

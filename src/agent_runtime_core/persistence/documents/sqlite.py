@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..._core.clock import SYSTEM, Clock
-from ..._engines.backend import known_options, sqlite_store
-from ..._engines.base import Op, OperationSet, always, engine_close, engine_commit, engine_read
-from ..._engines.sqlite.engine import SQLiteEngine
+from ..._engines.backend import OperationSets, Reads, SQLiteBackend
+from ..._engines.base import Op, OperationSet, always
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts, sqlite_queries
 from .base import Document, DocumentStore, Entry, next_rank
 from .full_text import words_of
-from .operations import APPLIED, OPS, DocumentWrites, on
+from .operations import APPLIED, OPS, on
 from .sqlite_tables import (
     MIGRATIONS,
     ONE,
@@ -39,8 +35,11 @@ _LIVE = "(expires IS NULL OR expires > ?)"
 _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
 
 
-class SQLiteWrites(DocumentWrites):
-    """The document of one operation, in a transaction of a SQLite engine."""
+class SQLiteWrites:
+    """The document of one operation, in a transaction of a SQLite engine.
+
+    It has the methods of `DocumentTransaction` that write one document. The other operations are statements of SQL.
+    """
 
     def __init__(self, tx: SQLiteTx) -> None:
         self._tx = tx
@@ -133,34 +132,17 @@ CONCERN = OperationSet(
 )
 
 
-class SQLiteDocuments(DocumentStore):
+class SQLiteDocuments(SQLiteBackend, DocumentStore):
     """Document store in a SQLite file, for all processes on the machine."""
 
-    operation_sets: ClassVar[Sequence[OperationSet]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+    operation_sets: ClassVar[OperationSets] = (CONCERN,)
+    reads: ClassVar[Reads] = {
         "get": sqlite_queries.get,
         "find": sqlite_queries.find,
         "words": sqlite_queries.words_of_kind,
         "kinds": sqlite_queries.kinds,
         "search": sqlite_queries.search,
     }
-
-    rewrites = True
-
-    commit = engine_commit
-    read = engine_read
-    close = engine_close
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
-        durability: str = "full", engine: SQLiteEngine | None = None, clock: Clock = SYSTEM, **options: Any,
-    ) -> None:  # fmt: skip
-        with known_options(type(self), options):
-            super().__init__(clock=getattr(engine, "clock", clock), **options)
-        self._engine_store = sqlite_store(
-            self.operation_sets, self.reads, path, db_path=db_path, durability=durability, engine=engine, clock=clock
-        )
-        self.engine: SQLiteEngine = self._engine_store.engine
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)
