@@ -39,7 +39,7 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "encrypted_text payload_codec pydantic_types slices",
+        "encrypted_text lazy_exports payload_codec pydantic_types slices",
         "clock context_vars current_step event_types former_names per_loop threads trace_sink typed_steps validation",
         "chat_messages lazy_import schema_references",
         "installed_schemes",
