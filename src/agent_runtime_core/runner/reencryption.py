@@ -100,8 +100,7 @@ async def reencrypt(
     batch = checked_int("batch", batch)
     if isinstance(store, AgentRunner):
         store.backends.require_writable()
-        has_stores = store._stores is not None or store._has_store_url
-        stores = store.persistence.document_stores() if has_stores else []
+        stores = store.document_stores()
         result = await _reencrypt(store.backends, stores, batch)
         if compact:
             await _compact([*store.backends, *stores])

@@ -52,6 +52,7 @@ from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
+    from ..persistence.documents.base import DocumentStore
     from ..persistence.manager import PersistenceManager
 
 
@@ -78,7 +79,7 @@ class RunClient:
         self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
         self._own_stores: PersistenceManager | None = None
         #: Queue, events and state are at one URL, so the stores are there too.
-        self._has_store_url: bool = False
+        self.stores_at_url: bool = False
 
     @property
     def backpressure_seconds(self) -> float:
@@ -105,7 +106,7 @@ class RunClient:
         """The stores of `ctx.persistence`: those passed, else those at the runner's URL, else those of the process."""
         if self._stores is not None:
             return self._stores
-        if not self._has_store_url:
+        if not self.stores_at_url:
             return cast("PersistenceManager", _manager("get_persistence_manager")())
         if self._own_stores is None:
             config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
@@ -116,6 +117,10 @@ class RunClient:
     def keeps_conversations(self) -> bool:
         """Whether the runner appends the messages of runs to conversations in `persistence`."""
         return self._conversation_services()[0] is not None
+
+    def document_stores(self) -> list[DocumentStore]:
+        """Return the stores of `persistence` that belong to this runner: none if it uses the stores of the process."""
+        return [] if self._stores is None and not self.stores_at_url else self.persistence.document_stores()
 
     def _fenced_stores(self) -> list[Committer]:
         """Where else the claims of runs may be known."""
@@ -134,7 +139,7 @@ class RunClient:
             return self._recorder, None
         if not self._keeps_conversations:
             return None, None
-        return (self._default_recorder, None) if self._has_store_url else (None, self._warn_not_kept)
+        return (self._default_recorder, None) if self.stores_at_url else (None, self._warn_not_kept)
 
     def _default_recorder(self, row: RunRow) -> RunRecorder | None:
         """Keep the conversation of the run in the stores at the runner's URL.

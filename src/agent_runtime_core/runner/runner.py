@@ -206,7 +206,7 @@ class AgentRunner(RunClient):
             settings.encode_contents(*backends)
             super().__init__(backends, config, registry, persistence)
             at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
-            self._has_store_url = at_url and backends.hold_documents
+            self.stores_at_url = at_url and backends.hold_documents
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
             self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
             self._borrowed: bool = False  # the backends are another runner's
@@ -268,12 +268,12 @@ class AgentRunner(RunClient):
                 persistence=persistence,
                 registry=registry,
             )
-        runner._has_store_url = opened_backends.hold_documents
+        runner.stores_at_url = opened_backends.hold_documents
         return runner
 
     def worker_for(self, registry: Registry) -> AgentRunner:
         """Create a second runner for other agents on the same backends and stores. Closing it leaves those open."""
-        if self._has_store_url and self._stores is None:
+        if self.stores_at_url and self._stores is None:
             _ = self.persistence  # so that this runner opens the stores, and closes them
         other = copy.copy(self)
         other.registry, other._borrowed = registry, True
@@ -418,7 +418,7 @@ class AgentRunner(RunClient):
         runtime = self.agent(agent)
         result = await self._execute_new(
             runtime, run_id, merged_input(input_data, params), recover, if_running, parent_run_id,
-            await self._owner(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
+            await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
@@ -434,7 +434,7 @@ class AgentRunner(RunClient):
         )  # fmt: skip
         return await self._execute(row, runtime, if_running)
 
-    async def _owner(self, tenant: str | None, parent: UUID | str | None) -> str:
+    async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
         """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
         owner = checked_tenant(tenant)
         if parent is None or owner:
@@ -643,7 +643,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
-            tenant=await self._owner(tenant, parent_run_id),
+            tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
         stored, _ = await self.insert_run(row)
         return stored.decoded("run_id", known_uuid)
