@@ -84,7 +84,7 @@ class ClaimWriter:
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
         self.input: str = row.input
-        self.run_n: int = row.n
+        self.run_n: int = row.arrival
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

@@ -90,7 +90,7 @@ async def _runs(asked: Asked) -> Reply:
     before, limit = page_start(asked.query["cursor"], bound), asked.query["limit"]
     rows = await newest_of(asked.runner.queue, filters_of(bound), before, limit + 1)
     page = rows[:limit]
-    more = cursor_of((page[-1].created_at, page[-1].n), bound) if len(rows) > limit else None
+    more = cursor_of((page[-1].created_at, page[-1].arrival), bound) if len(rows) > limit else None
     return _page(await list_items(asked.runner, page), more)
 
 

@@ -227,12 +227,12 @@ class RunExecution:
             # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
             # released may have one; so has a fork, whose mark counts its records.
             row = self.row
-            is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
+            is_first = row.attempt == 1 and row.generation == 1 and row.min_step_count < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
             records = await self.writer.open(fresh=fresh)
             trace = None if self.tracing is None else self.tracing.start(records)
             # Only claims that were taken over may still write. A claim that was released does not.
-            if self.recorder is not None and (row.stalls or row.generation > 1):
+            if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
             journal = StepJournal(self.writer, records, self.control)
             journal.trace = trace
@@ -253,13 +253,13 @@ class RunExecution:
         engine than the row is not checked: it may have been in the memory of a process that has ended.
         """
         row = self.row
-        if journal.view.ends < row.mark and self.backends.together:
+        if journal.view.ends < row.min_step_count and self.backends.together:
             raise StorageCorrupt(
-                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.view.ends} are found; "
-                "it was not modified. Restore a backup"
+                f"run {row.run_id}: the ends of {row.min_step_count} steps were recorded and {journal.view.ends} are "
+                "found; it was not modified. Restore a backup"
             )
-        if journal.view.ends and not row.stalls:  # else the mark is written together with the crash counter
-            self.claim.replace_row(mark=journal.view.ends)
+        if journal.view.ends and not row.crashes_in_row:  # else the count is written together with the crash counter
+            self.claim.replace_row(min_step_count=journal.view.ends)
 
     async def end_without_running(self, journal: RunJournal) -> RunResult | None:
         """Finish the run without executing any code, if it must not or need not start.
@@ -272,10 +272,10 @@ class RunExecution:
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
-        if row.stalls:
+        if row.crashes_in_row:
             crashes = crashes_without_progress(row, journal.view.ends)
             if crashes < self.config.max_crashes or self.inline:
-                await self.claim.update(stalls=crashes, mark=journal.view.ends)
+                await self.claim.update(crashes_in_row=crashes, min_step_count=journal.view.ends)
         facts = self._facts(self.control.stopped, journal.view.usage)._replace(row=row)  # as it was claimed
         end = self.policy.before_start(facts, crashes, journal.view.length)
         if isinstance(end, Cancelled):
@@ -311,8 +311,8 @@ class RunExecution:
             if is_crash_suspect(self.row, self.config.max_crashes):
                 with contextlib.suppress(AgentRuntimeError):
                     recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
-                    if (stalls := crashes_without_progress(self.row, recorded)) < self.row.stalls:
-                        self.claim.replace_row(stalls=stalls, mark=recorded)
+                    if (in_row := crashes_without_progress(self.row, recorded)) < self.row.crashes_in_row:
+                        self.claim.replace_row(crashes_in_row=in_row, min_step_count=recorded)
         finally:
             await self.release_unstarted()
 
@@ -541,9 +541,9 @@ class RunExecution:
             log.warning(
                 "attempt %d of %s failed: %s, next attempt in %.3g s", row.attempt, claim.label, name, retry.delay
             )
-        stalls = row.stalls if retry.deferred else 0
+        in_row = row.crashes_in_row if retry.deferred else 0
         if isinstance(retry, RetryHere):
-            await claim.renew(failures=retry.failures, stalls=stalls, error=retry.error_text)
+            await claim.renew(failures=retry.failures, crashes_in_row=in_row, error=retry.error_text)
             if retry.deferred:
                 claim.replace_row(parked=1, reason=kind)
             else:
@@ -553,8 +553,9 @@ class RunExecution:
             LOGGED_RUN.set(self.logged)
             return
         due_at = claim.clock.wall() + retry.delay if retry.delay else 0.0
+        reason = kind if retry.deferred else ""
         update = claim.run_update(
-            "pending", due_at=due_at, stalls=stalls, parked=int(retry.deferred), reason=kind if retry.deferred else ""
+            "pending", due_at=due_at, crashes_in_row=in_row, parked=int(retry.deferred), reason=reason
         )
         await claim.release_with(update._replace(failures=retry.failures, error=retry.error_text))
 
@@ -592,8 +593,8 @@ class RunExecution:
         context.run(RUN.set, self.control)
         context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
-        if self.row.lane is not None:
-            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.lane, self.row.tenant)
+        if self.row.concurrency_key is not None:
+            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.concurrency_key, self.row.tenant)
             context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: self.row.run_id})
         return context
 
@@ -748,7 +749,7 @@ def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[s
     own = [each for each in records if each.claim_id and not is_copied(each)]
     if trace.resumes:
         before = trace._replace(resumes=trace.resumes - 1)
-    elif row.stalls and not row.parked and trace.crashes:  # this claim took the run over
+    elif row.crashes_in_row and not row.parked and trace.crashes:  # this claim took the run over
         attempt = row.attempt - 1
         resumes = sum(each.kind == RESUMED and each.attempt == attempt for each in own)
         before = trace._replace(crashes=trace.crashes - 1, resumes=resumes)

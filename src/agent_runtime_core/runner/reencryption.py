@@ -245,7 +245,7 @@ class _Runs:
                     row.run_key or row.run_id for row, is_done in zip(part, done, strict=True) if not is_done
                 ]
             result.runs += len(rows)
-            wanted = wanted._replace(after=rows[-1].n)
+            wanted = wanted._replace(after=rows[-1].arrival)
 
     async def _reencrypt_together(self, rows: Sequence[RunRow]) -> list[bool]:
         running = [asyncio.create_task(self._reencrypt_run(row)) for row in rows]

@@ -750,7 +750,7 @@ async def _stored_result(backends: Backends, row: RunRow, recorder: Callable[[Ru
             return await recorder(row).restore(record.result)
         return decode_result(record.result)
     succeeded = row.status == "succeeded" and row.output is None
-    had_journal = row.mark >= 0 and backends.together
+    had_journal = row.min_step_count >= 0 and backends.together
     if succeeded and (had_journal or await backends.state.records(row.run_id)):
         await backends.queue.require(row.run_id)  # it may have just been deleted
         raise StorageCorrupt(

@@ -36,7 +36,7 @@ async def visible_page(
         rows = await newest_of(state.runner.queue, filters, before, limit + 1, metadata=caller.may is not None)
         more = len(rows) > limit
         for number, row in enumerate(rows[:limit], 1):
-            before = (row.created_at, row.n)
+            before = (row.created_at, row.arrival)
             if await is_visible(state, caller, row, "read"):
                 found.append(row)
             if len(found) == limit:
