@@ -1508,9 +1508,9 @@ class ComparesOneDigest(TheirStore):
 
 class ComparesNoOtherKeys(TheirStore):
     def begin(self, effect: EffectRow, others: Sequence[str] = ()) -> None:
-        digests, mine = (effect.digest, *others), (effect.run_id, effect.n)
+        digests, mine = (effect.digest, *others), (effect.run_id, effect.arrival)
         there = [each for each in self.store.effects if each[:2] == effect[:2] and each.digest in digests]
-        if any((each.run_id, each.n) != mine for each in there):
+        if any((each.run_id, each.arrival) != mine for each in there):
             raise EffectExists
         if not there:
             self.store.effects.append(effect)

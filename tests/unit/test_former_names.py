@@ -15,7 +15,7 @@ from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import ClaimRequest, Guard, InMemoryQueue, Op, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import COLUMNS
-from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.state import EffectRow, InMemoryStateStore
 from tests.contract.third_party.their_queue import TheirQueue
 
 RENAMED = {
@@ -44,6 +44,7 @@ FIELDS: list[tuple[tuple[Any, ...], str, str]] = [
     (ROW, "lane", "concurrency_key"), (ROW, "held", "blocked"), (ROW, "stalls", "crashes_in_row"),
     (ROW, "mark", "min_step_count"), (ROW, "n", "arrival"), (UPDATE, "stalls", "crashes_in_row"),
     (UPDATE, "mark", "min_step_count"), (RunFilter(concurrency_key="k"), "lane", "concurrency_key"),
+    (EffectRow("origin", "key", "digest", "a-run", "done", arrival=4), "n", "arrival"),
 ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class ReadOnlyWriter:
         self._name = row.run_key or row.run_id  # as the caller named the run
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = None  # to join the lineage of a child would be a write
-        self.run_n: int = row.arrival
+        self.arrival: int = row.arrival
         self.input: str = row.input
         self.call: ChildCall | None = None
         self.queue: RunQueue = queue

@@ -58,7 +58,7 @@ class ChildCall(NamedTuple):
         """Return the row by which other calls find this effect. It is in the lineage of the caller."""
         about = encode([effect.origin, self.caller, self.input, self.lineage])
         key = self.key(self.names[0], effect)
-        return EffectRow(self.origin, key, effect.digest, effect.run_id, CALLED, about, t, effect.n)
+        return EffectRow(self.origin, key, effect.digest, effect.run_id, CALLED, about, t, effect.arrival)
 
 
 class StepWriter(Protocol):
@@ -143,7 +143,7 @@ class RunWriter(StepWriter, Protocol):
         """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
 
     parent_id: str | None
-    run_n: int
+    arrival: int
     call: ChildCall | None
 
     @property

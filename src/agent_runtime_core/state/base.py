@@ -75,7 +75,7 @@ class StateStore(Backend):
     * `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)`, `state.delete(run_id)`.
     * `fence.install` and `fence.forget`, as on `EventBus`.
     * `effect.begin(EffectRow, others)`: raises EffectExists if another run has a row of that effect and this run has
-      none. This run has the `run_id` and the `n` of the row.
+      none. This run has the `run_id` and the `arrival` of the row.
     * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
       effect.
     * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last row, deletes all rows of the

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from .._core.former_names import keep_former_names
+
 
 class StateRow(NamedTuple):
     """The mutable part of a run's state.
@@ -43,7 +45,10 @@ class EffectRow(NamedTuple):
     status: str
     result: str | None = None
     t: float = 0.0
-    n: int = 0  # the `n` of the run's row: after its deletion, another run may get its id
+    arrival: int = 0  # the `arrival` of the run's row: after its deletion, another run may get its id
+
+
+keep_former_names(EffectRow, n="arrival")
 
 
 def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
@@ -54,10 +59,10 @@ def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str
         row: The row that the run writes.
         others: Further digests of the effect.
     """
-    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    mine = [each for each in there if (each.run_id, each.arrival) == (row.run_id, row.arrival)]
     return [each for each in mine if each.digest == row.digest or each.digest in others]
 
 
 def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
     """Return the rows of an effect that other runs have."""
-    return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]
+    return [each for each in there if (each.run_id, each.arrival) != (row.run_id, row.arrival)]
