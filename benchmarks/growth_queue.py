@@ -72,7 +72,7 @@ def _copy(path: Path, copies: Iterable[tuple[RunRow, int]]) -> None:
 
 def _copies_of(row: RunRow, number: int, count: int) -> Iterator[RunRow]:
     for n in range(number + 1, number + count + 1):
-        yield row.with_values(run_id=str(run_uuid(None, SYSTEM)[0]), created_at=row.created_at + n / 1e4, n=n)
+        yield row.with_values(run_id=str(run_uuid(None, SYSTEM)[0]), created_at=row.created_at + n / 1e4, arrival=n)
 
 
 def _runner(path: Path, *agents: AgentRuntime, park_after: float = 5.0) -> AgentRunner:

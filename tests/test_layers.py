@@ -42,7 +42,7 @@ LAYERS: list[str] = [
 # The same for the modules of a package, by their names below it. A subpackage is one unit here.
 ROWS: dict[str, list[str]] = {
     "_core": [
-        "payload_codec pydantic_types",
+        "lazy_exports payload_codec pydantic_types",
         "clock context_vars event_types former_names per_loop threads typed_steps validation",
         "lazy_import",
         "codec ids json_schema run_tasks settings",
@@ -158,13 +158,13 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "installed_stores kept_turns",
-        "backends backpressure concurrency conversation_history run_watcher settings signals",
-        "approvals arguments audit_log completion_hooks crash_suspects forking heartbeat processes results retention",
+        "backends backpressure conversation_history run_watcher settings signals",
+        "approvals arguments completion_hooks crash_suspects forking heartbeat processes retention",
         "cancellation claim lifespans outcomes run_recorder",
-        "guarded_calls run_client run_tracing unread_messages",
+        "guarded_calls run_client",
         "run_conversation",
         "execution",
-        "inline_runs worker",
+        "worker",
         "runner",
         "open_run reencryption resume_check tenants",
     ],

@@ -31,19 +31,20 @@ def needless(by_hand: str, formatted: str) -> list[int]:
     for old, new in zip(ast.walk(ast.parse(by_hand)), ast.walk(ast.parse(formatted)), strict=True):
         if isinstance(old, ast.stmt) and isinstance(new, ast.stmt):
             first, last = _head(old)
-            before, after = last - first, -int.__sub__(*_head(new))
-            saved.update({line: after - before for line in marked if first <= line <= last})
+            (new_first, new_last), before = _head(new), last - first
+            saved.update({line: new_last - new_first - before for line in marked if first <= line <= last})
     return [line for line, lines in saved.items() if lines < SAVED]
 
 
 def _head(node: ast.stmt) -> tuple[int, int]:
     """Return the first and last lines of a statement, up to the first statement in it."""
-    body = getattr(node, "body", None)
+    body: list[ast.stmt] | None = getattr(node, "body", None)
     return _start(node), _start(body[0]) - 1 if body else node.end_lineno or node.lineno
 
 
 def _start(node: ast.stmt) -> int:
-    return min(each.lineno for each in [node, *getattr(node, "decorator_list", [])])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min(each.lineno for each in [node, *decorators])
 
 
 def test_a_layout_by_hand_saves_lines(tmp_path: Path) -> None:

@@ -143,44 +143,39 @@ if TYPE_CHECKING:
     from .tools import tool as tool
 else:
     _MODULES = {
-        "agents": "ToolCallingAgent",
-        "config": "RuntimeConfig configure get_config reset_config",
-        "_execution.context": "RunContextImpl",
-        "_execution.sync_context": "SyncRunContext",
-        "errors": "AgentRuntimeError AnswerRefused AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
-        "EffectAlreadyDone IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
-        "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
-        "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable "
-        "RateLimited RedactionFailed RequestRefused RunBusy RunFailed RunNotFound StepCancelledError "
-        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent "
+        "._execution.context": "RunContextImpl",
+        "._execution.sync_context": "SyncRunContext",
+        ".agents": "ToolCallingAgent",
+        ".config": "RuntimeConfig configure get_config reset_config",
+        ".errors": "AgentRuntimeError AnswerRefused AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
+        "EffectAlreadyDone IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch "
+        "LeaseLost LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
+        "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable RateLimited "
+        "RedactionFailed RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "
+        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated "
+        "StorageTooNew StreamCut TaskNotHeld ToolFailed ToolTimeout TooManyVectors UnknownAgent "
         "UnknownEncryptionKey UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult "
         "WaitTimeout",
-        "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
+        ".interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
-        "limits": "RunLimits",
-        "loop": "CancellationToken TurnState agent_tool run_turn_loop",
-        "persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
-        "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore Scope "
-        "Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence get_persistence_manager",
-        "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
-        "runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig open_run open_run_sync",
-        "status": "RunStatus StepStatus",
-        "steps": "AlreadyDone Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
-        "testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "
+        ".limits": "RunLimits",
+        ".loop": "CancellationToken TurnState agent_tool run_turn_loop",
+        ".persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
+        "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore "
+        "Scope Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence get_persistence_manager",
+        ".registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
+        ".runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig open_run open_run_sync",
+        ".status": "RunStatus StepStatus",
+        ".steps": "AlreadyDone Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
+        ".testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "
         "run_agent_test",
-        "tools": "tool",
+        ".tools": "tool",
     }
-    _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-    __all__ = sorted(["__version__", *_WHERE])
 
     def __getattr__(name):
-        module = _WHERE.get(name)
-        if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = value
-        return value
+        exports = import_module("._core.lazy_exports", __name__).lazy_exports
+        names, load_name, _ = exports(__name__, _MODULES, "__version__")
+        return names if name == "__all__" else load_name(name)
 
     def __dir__():
-        return sorted({*globals(), *__all__} - {"_MODULES", "_WHERE", "TYPE_CHECKING", "annotations", "import_module"})
+        return __getattr__("__all__")

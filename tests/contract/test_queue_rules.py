@@ -90,7 +90,7 @@ class Places:
                 args = (run_id, self.update(row, rng))
             case "delete":
                 rows = [await queue.read("row", run_id) for queue in self.queues]
-                return [Op("queue.delete", (run_id, each.generation, each.n)) for each in rows]
+                return [Op("queue.delete", (run_id, each.generation, each.arrival)) for each in rows]
             case "beat":
                 args = ([(run_id, row.claim_id)], self.lease())
             case "abandoned":
@@ -107,7 +107,7 @@ class Places:
             run_id, rng.choice("ab"), digest=rng.choice("dde"), priority=rng.choice([0, 0, 5, -1]), created_at=now,
             updated_at=now, due_at=rng.choice([0.0, 0.0, now + LATER]), run_key=rng.choice([None, "k"]),
             idem_key=rng.choice([None, None, "i"]), parent_id=rng.choice([None, IDS[0]]),
-            lane=rng.choice([None, "L", "L", "M"]), origin=rng.choice(["", "", "inline"]),
+            concurrency_key=rng.choice([None, "L", "L", "M"]), origin=rng.choice(["", "", "inline"]),
             conversation=rng.choice([None, "c"]), tenant=rng.choice(TENANTS),
         )  # fmt: skip
 
@@ -127,7 +127,7 @@ class Places:
             row.claim_id if rng.random() < 0.9 else self.ulid(rng), status, self.clock.wall(),
             due_at=self.clock.wall() + LATER if late else 0.0, parked=int(status == "waiting"),
             reason=rng.choice(["", "sleep", "signal x"]), failures=row.failures + rng.choice([0, 1]),
-            crashes=row.crashes, stalls=rng.choice([0, row.stalls]), mark=row.mark,
+            crashes=row.crashes, crashes_in_row=rng.choice([0, row.crashes_in_row]), min_step_count=row.min_step_count,
             output='{"o":1}' if status == "succeeded" else None, cursor=rng.choice([-1, -1, row.mail_seq]),
             renew=self.ulid(rng) if status == "running" and rng.random() < 0.5 else "",
         )  # fmt: skip
@@ -147,7 +147,7 @@ class Places:
         """Return a result as each engine has it."""
         if isinstance(given, RunRow):
             seen = self.arrivals[number]
-            row = given.with_values(n=seen.setdefault(given.n, len(seen)))
+            row = given.with_values(arrival=seen.setdefault(given.arrival, len(seen)))
             return row.with_values(status="pending", due_at=0.0) if 0 < row.due_at <= self.clock.wall() else row
         if isinstance(given, list | tuple):
             return [self.compared(number, each) for each in given]

@@ -74,12 +74,12 @@ class LostReply(TheirQueue):
 
 class _LostPriority(TheirRows):
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().claimable(want, 10_000), key=lambda row: row.n)[:limit]
+        return sorted(super().claimable(want, 10_000), key=lambda row: row.arrival)[:limit]
 
 
 class _LastComesFirst(TheirRows):
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, -row.n))[:limit]
+        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, -row.arrival))[:limit]
 
 
 class _AnyAgent(TheirRows):
@@ -109,7 +109,7 @@ class _DelayLosesPlace(TheirRows):
         for run_id, row in self.tx.runs.items():
             if row is not before[run_id]:
                 self.tx.arrived += 1
-                self.tx.runs[run_id] = row._replace(n=self.tx.arrived)
+                self.tx.runs[run_id] = row._replace(arrival=self.tx.arrived)
         return lanes
 
 
@@ -195,7 +195,7 @@ class _LeavesMail(TheirRows):
 class _DeletesByName(TheirRows):
     def delete(self, run_id: str, generation: int, n: int) -> None:
         row = self.get(run_id)
-        super().delete(run_id, *((row.generation, row.n) if row else (generation, n)))
+        super().delete(run_id, *((row.generation, row.arrival) if row else (generation, n)))
 
 
 class _DeletesByNumber(TheirRows):
@@ -212,7 +212,7 @@ class _ForgetsLimits(TheirRows):
 class _HeldIsReady(TheirRows):
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         due = [row for row in self._wanted(want, "pending") if row.due_at == 0 and not row.origin]
-        return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
+        return sorted(due, key=lambda row: (-row.priority, row.arrival))[:limit]
 
 
 class _NoHead(TheirRows):
@@ -228,7 +228,10 @@ class _OnlyRunningHasTheLane(TheirRows):
 
 class _OneLaneForAll(TheirRows):
     def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return next((row for row in self.tx.runs.values() if row.lane and not row.held and row.ended_at is None), None)
+        return next(
+            (row for row in self.tx.runs.values() if row.concurrency_key and not row.blocked and row.ended_at is None),
+            None,
+        )
 
 
 class _NobodyBehind(TheirRows):
@@ -239,7 +242,7 @@ class _NobodyBehind(TheirRows):
 class _ArrivalOnly(TheirRows):
     def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
         due = [row for row in self._group(lane, tenant, 1) if row.due_at == 0]
-        return min(due, key=lambda row: row.n, default=None)
+        return min(due, key=lambda row: row.arrival, default=None)
 
 
 class _DelayIsNoPlace(TheirRows):
@@ -250,7 +253,7 @@ class _DelayIsNoPlace(TheirRows):
 
 class _BehindBeforeItIsDue(TheirRows):
     def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return min(self._group(lane, tenant, 1), key=lambda row: (-row.priority, row.n), default=None)
+        return min(self._group(lane, tenant, 1), key=lambda row: (-row.priority, row.arrival), default=None)
 
 
 class _NeverAside(TheirRows):
@@ -301,12 +304,16 @@ class _OneLaneIsDue(TheirRows):
 
 class _BackToTheEnd(TheirRows):
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, row.updated_at, row.n))[:limit]
+        return sorted(super().claimable(want, 10_000), key=lambda row: (-row.priority, row.updated_at, row.arrival))[
+            :limit
+        ]
 
 
 class _WaitingStandsAside(TheirRows):
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        waiting = [row for row in self.tx.runs.values() if row.lane and row.origin and row.status == "waiting"]
+        waiting = [
+            row for row in self.tx.runs.values() if row.concurrency_key and row.origin and row.status == "waiting"
+        ]
         return [*super().abandoned_inline(want), *waiting]
 
 
@@ -320,7 +327,7 @@ class _StoredUnclaimed(TheirRows):
 class _NumbersComeAgain(TheirRows):
     def drop(self, row: RunRow) -> None:
         super().drop(row)
-        self.tx.arrived = max((each.n for each in self.tx.runs.values()), default=0)
+        self.tx.arrived = max((each.arrival for each in self.tx.runs.values()), default=0)
 
 
 class TornByCancel(TheirQueue):
@@ -435,8 +442,12 @@ class _MessagesInLines(TheirRows):
 
 class _LanesLike(TheirRows):
     def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        rows = [row for row in self.tx.runs.values() if row.lane and row.lane.startswith(lane) and row.held == 1]
-        return min(rows, key=lambda row: (-row.priority, row.n), default=None)
+        rows = [
+            row
+            for row in self.tx.runs.values()
+            if row.concurrency_key and row.concurrency_key.startswith(lane) and row.blocked == 1
+        ]
+        return min(rows, key=lambda row: (-row.priority, row.arrival), default=None)
 
 
 class _SmallPriorities(TheirRows):
@@ -539,7 +550,7 @@ class _KeysOfAllTenants(TheirRows):
 class _GroupsOfAllTenants(TheirRows):
     def _group(self, lane: str, tenant: str, held: int) -> list[RunRow]:
         rows = self.tx.runs.values()
-        return [row for row in rows if (row.lane, row.held, row.ended_at) == (lane, held, None)]
+        return [row for row in rows if (row.concurrency_key, row.blocked, row.ended_at) == (lane, held, None)]
 
 
 class _DueRunsOfNoTenant(TheirRows):
@@ -727,14 +738,14 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_storing(_latin, "run_key")), queue_enqueue.a_run_key_is_kept_as_it_is),
     (_with(_storing(_without_emoji, "run_key")), queue_enqueue.a_run_key_is_kept_as_it_is),
     (_with(_storing(_without_emoji, "agent")), queue_enqueue.names_are_told_apart),
-    (_with(_storing(_without_emoji, "lane")), queue_enqueue.lanes_are_told_apart),
+    (_with(_storing(_without_emoji, "concurrency_key")), queue_enqueue.lanes_are_told_apart),
     (_with(_KeysInLatin), queue_enqueue.names_are_told_apart),
     (_with(_MessagesInLatin), queue_enqueue.names_are_told_apart),
     (_with(_MessagesInLines), queue_enqueue.names_are_told_apart),
     (_with(_LanesLike), queue_enqueue.lanes_are_told_apart),
     *(
         (_with(_losing(f"loses{column}", **{column: None})), queue_reads.what_a_run_came_with_it_keeps)
-        for column in ("deadline", "expires_at", "run_key", "parent_id", "idem_key", "lane")
+        for column in ("deadline", "expires_at", "run_key", "parent_id", "idem_key", "concurrency_key")
     ),
     (_with(_losing("losesmetadata", metadata="{}")), queue_reads.what_a_run_came_with_it_keeps),
     (_with(_SmallPriorities), queue_enqueue.claims_come_by_priority_then_in_order_of_arrival),
@@ -756,7 +767,7 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_ignoring("prefix"), queue_lists.a_prefix_of_the_id_or_the_key_is_found),
     *(
         (_ignoring(field), queue_lists.children_conversations_and_concurrency_keys_are_found)
-        for field in ("parent", "conversation", "lane")
+        for field in ("parent", "conversation", "concurrency_key")
     ),
     (_ignoring("reason"), queue_lists.reasons_are_found_by_their_first_words),
     (_ignoring("retrying"), queue_lists.runs_that_are_tried_again_are_found),
@@ -1497,9 +1508,9 @@ class ComparesOneDigest(TheirStore):
 
 class ComparesNoOtherKeys(TheirStore):
     def begin(self, effect: EffectRow, others: Sequence[str] = ()) -> None:
-        digests, mine = (effect.digest, *others), (effect.run_id, effect.n)
+        digests, mine = (effect.digest, *others), (effect.run_id, effect.arrival)
         there = [each for each in self.store.effects if each[:2] == effect[:2] and each.digest in digests]
-        if any((each.run_id, each.n) != mine for each in there):
+        if any((each.run_id, each.arrival) != mine for each in there):
             raise EffectExists
         if not there:
             self.store.effects.append(effect)

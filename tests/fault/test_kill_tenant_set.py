@@ -100,7 +100,7 @@ async def test_it_is_killed_again_and_again_and_goes_on(url: str) -> None:
             killed += ended != 0
             assert await moved(runner) >= count, "what was moved stays"
             count = await moved(runner)
-            rows = await runner.queue.find(RunFilter(lane="account-0"))
+            rows = await runner.queue.find(RunFilter(concurrency_key="account-0"))
             assert len([each for each in rows if each.status == "waiting"]) == 1
         assert killed, "it was in the middle"
         told = await finished(url)

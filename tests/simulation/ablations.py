@@ -79,7 +79,7 @@ def _count() -> list[Patch]:
     counted: Callable[..., RunRow] = vars(rows)["as_claimed"]
 
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
-        return counted(row, ticket, want)._replace(crashes=row.crashes, stalls=row.stalls)
+        return counted(row, ticket, want)._replace(crashes=row.crashes, crashes_in_row=row.crashes_in_row)
 
     return [(rows, "as_claimed", claimed)]
 

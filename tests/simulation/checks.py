@@ -51,7 +51,7 @@ class Watch:
         self.journal: dict[str, dict[int, Record]] = defaultdict(dict)
         self.done: dict[str, dict[str, str]] = defaultdict(dict)  # step id -> claim that recorded it
         self.claims: Counter[str] = Counter()
-        self.stalls: Counter[str] = Counter()  # crashes in a row
+        self.crashes_in_row: Counter[str] = Counter()  # crashes in a row
         self.noted: Counter[str] = Counter()  # those of them whose claim had begun to write
         self.began: set[str] = set()  # claims that had
         self.failures: Counter[str] = Counter()  # injected into steps, by idempotency key
@@ -172,16 +172,16 @@ class Watch:
             self.wrong(f"run {run} was {before} and is claimed again in generation {row.generation}")
         if row.generation > self.generation[run]:
             self.generation[run] = row.generation
-            self.stalls[run] = self.noted[run] = 0
+            self.crashes_in_row[run] = self.noted[run] = 0
             self.cancelled.pop(run, None)
         if before == "running":
-            self.stalls[run] += 1
+            self.crashes_in_row[run] += 1
             self.noted[run] += self.owner.get(run) in self.began
             self._idle(row)
             self._stolen(row)
         elif before in LIVE:
             self._overdue(row)
-        if row.stalls == POISON - 1:
+        if row.crashes_in_row == POISON - 1:
             self.drained = ISOLATION_TIMEOUT
         self.claims[run] += 1
         self.claimed_at[row.claim_id] = self.world.loop.now
@@ -233,7 +233,7 @@ class Watch:
         host, at, due = self.put_off.pop(row.run_id, ("", 0.0, 0.0))
         world = self.world
         holder = world.labels.get(host)
-        if holder is None or holder.label != host or not host.startswith("worker") or row.origin or row.lane:
+        if holder is None or holder.label != host or not host.startswith("worker") or row.origin or row.concurrency_key:
             return
         if holder.up_since is None or holder.up_since > at or host in world.loop.stopped:
             return
@@ -259,7 +259,7 @@ class Watch:
 
     def _settle(self, run: str, how: RunUpdate, row: RunRow) -> None:
         if how.failures > self.rows[run].failures:
-            self.stalls[run] = self.noted[run] = 0
+            self.crashes_in_row[run] = self.noted[run] = 0
         self.rows[run] = row
         if how.status == "running":
             if how.renew:  # a claim of its own, of the same holder
@@ -269,8 +269,8 @@ class Watch:
         if how.status in LIVE and row.due_at and (host := self.world.labels.get(HOST.get())) is not None:
             at = self.world.loop.now
             self.put_off[run] = host.label, at, at + max(how.due_at - host.clock.wall(), 0.0)
-        if how.status == "dead" and self.stalls[run] < POISON:
-            self.wrong(f"run {run} is dead after {self.stalls[run]} crashes in a row")
+        if how.status == "dead" and self.crashes_in_row[run] < POISON:
+            self.wrong(f"run {run} is dead after {self.crashes_in_row[run]} crashes in a row")
         self._move(run, how.status)
 
     def _move(self, run: str, status: str) -> None:
@@ -300,7 +300,7 @@ class Watch:
         self.journal[run][seq] = record
         if record.kind == DONE and not is_copied(record):
             # One that a claim leaves behind while the next is on its way to the journal is seen by that next one.
-            self.stalls[run] = int(self.owner.get(run) != record.claim_id)
+            self.crashes_in_row[run] = int(self.owner.get(run) != record.claim_id)
             self.noted[run] = 0
             step = step_id(run, record.name, record.key)
             if step in self.done[run]:
@@ -328,7 +328,7 @@ class Watch:
             self.wrong(f"run {run} runs code after {self.noted[run]} crashes in a row")
         self.inside[run] = row.claim_id
         self.entered[row.claim_id] = self.world.loop.now
-        if not row.origin and row.stalls == POISON - 1:
+        if not row.origin and row.crashes_in_row == POISON - 1:
             self._alone(row)
         at = self.cancelled.get(run)
         if at is not None and at < self.claimed_at[row.claim_id]:
@@ -347,9 +347,11 @@ class Watch:
                 and self.owner.get(run) == claim
                 and self.owner_host[run] == HOST.get()
                 and not other.origin
-                and other.stalls == POISON - 1
+                and other.crashes_in_row == POISON - 1
             ):
-                self.wrong(f"run {row.run_id} runs code beside {run}, after {other.stalls} crashes in a row of both")
+                self.wrong(
+                    f"run {row.run_id} runs code beside {run}, after {other.crashes_in_row} crashes in a row of both"
+                )
 
     def begin(self, row: RunRow, name: str, step: str, key: str) -> None:
         run = row.run_id

@@ -308,7 +308,7 @@ def _short(op: Op) -> str:
             about = f"{record.kind} {record.name} {record.key} claim …{record.claim_id[-4:]}"
             return f"{run[:4]}[{record.seq}] {about}"
         case "queue.settle", (run, how):
-            return f"{run[:4]} {how.status} failures={how.failures} crashes={how.crashes} stalls={how.stalls}"
+            return f"{run[:4]} {how.status} failures={how.failures} crashes={how.crashes} stalls={how.crashes_in_row}"
         case "queue.insert" | "queue.take", (row, *_):
             return str(row.run_id)
     return f"{op.args!r:.80}"

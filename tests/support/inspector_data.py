@@ -50,7 +50,7 @@ async def story(db: Path, start: float) -> None:
     backends = get_queue(**where), get_event_bus(**where), get_state_store(**where)
     try:
         async with AgentRunner(*backends, settings(), registry=agents()) as runner:
-            runner._has_store_url = True  # it keeps conversations, as a runner with a path does
+            runner.stores_at_url = True  # it keeps conversations, as a runner with a path does
             await _conversation(runner, clock)
             await _reports(runner, clock)
             await _failures(runner, clock)

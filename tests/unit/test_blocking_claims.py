@@ -475,7 +475,9 @@ async def test_a_suspect_is_alone_where_another_is_given_meanwhile(monkeypatch: 
     registry.register(Agent("a", code))
     async with AgentRunner.open("memory://", registry=registry) as runner:
         runs = [str(await runner.submit("a")) for _ in range(3)]
-        first, companion, given = [row.with_values(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
+        first, companion, given = [
+            row.with_values(crashes_in_row=2) for row in await runner.queue.claim_rows("w", limit=3)
+        ]
         worker = runner._worker
         worker.slots.count = 4
         beginning = asyncio.ensure_future(worker._start_claimed([first, companion]))

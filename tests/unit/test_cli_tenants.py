@@ -342,9 +342,9 @@ def test_a_concurrency_key_keeps_its_order(run: Commands, agent: str) -> None:
     filled(run.url, ("doer", "other", "acme"), works=False, concurrency_key="other account")
     told = run.json("tenant", "set", "acme", "--concurrency-key", "account")
     assert (told["runs"], told["skipped"], told["taken"]) == (5, {}, {})
-    found = {each.run_key: each for each in rows(run.url, lane="account")}
+    found = {each.run_key: each for each in rows(run.url, concurrency_key="account")}
     assert {each.tenant for each in found.values()} == {"acme"}
-    assert [key for key, each in found.items() if not each.held] == ["r0"], "one run is active"
+    assert [key for key, each in found.items() if not each.blocked] == ["r0"], "one run is active"
     order = list[str]()
 
     async def act(runner: AgentRunner) -> None:
@@ -352,10 +352,12 @@ def test_a_concurrency_key_keeps_its_order(run: Commands, agent: str) -> None:
         for _ in range(4):
             while await runner.run_once():
                 pass
-            for each in await runner.queue.find(RunFilter(LIVE, lane="account")):
+            for each in await runner.queue.find(RunFilter(LIVE, concurrency_key="account")):
                 if each.status == "waiting":
                     await runner.approve(each.run_id, "plan")
-        done = [each for each in await runner.queue.find(RunFilter(lane="account")) if each.status not in LIVE]
+        done = [
+            each for each in await runner.queue.find(RunFilter(concurrency_key="account")) if each.status not in LIVE
+        ]
         order.extend(str(each.run_key) for each in sorted(done, key=lambda each: each.ended_at or 0))
 
     on(run.url, act)
@@ -515,7 +517,7 @@ async def everything(runner: AgentRunner) -> None:
 
 
 def described(found: list[RunRow]) -> list[tuple[Any, ...]]:
-    return sorted((each.run_id, each.tenant, each.status, each.held, each.lane or "") for each in found)
+    return sorted((each.run_id, each.tenant, each.status, each.blocked, each.concurrency_key or "") for each in found)
 
 
 async def moved(runner: AgentRunner) -> Assignment:
@@ -552,7 +554,7 @@ def test_a_call_that_is_killed_at_any_commit_is_repeated(
             assert (found.skipped, found.taken) == ({}, {})
             rows = await runner.queue.find(RunFilter())
             assert {each.tenant for each in rows} == {"acme"}
-            active = [each for each in rows if each.lane and each.status in LIVE and not each.held]
+            active = [each for each in rows if each.concurrency_key and each.status in LIVE and not each.blocked]
             assert len(active) == 1
             for each in rows:
                 if each.run_key:

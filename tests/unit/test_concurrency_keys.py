@@ -328,13 +328,13 @@ def test_threads_on_one_file_never_run_two_of_one_key(tmp_path: Path) -> None:
         for m in range(5):
             await queue.enqueue(None, "agent", {}, concurrency_key=f"key{(n + m) % 2}")
             for row in await queue.claim_rows(f"w{n}", limit=2):
-                assert row.lane is not None
+                assert row.concurrency_key is not None
                 with lock:
-                    problems.extend([row.lane] if row.lane in running else [])
-                    running.add(row.lane)
+                    problems.extend([row.concurrency_key] if row.concurrency_key in running else [])
+                    running.add(row.concurrency_key)
                 await asyncio.sleep(0)
                 with lock:
-                    running.discard(row.lane)
+                    running.discard(row.concurrency_key)
                     done.append(row.run_id)
                 await queue.settle(row.run_id, queue.unchanged_update(row, row.claim_id)._replace(status="succeeded"))
         await queue.close()
@@ -381,7 +381,7 @@ def _table(rows: int, held: int) -> sqlite3.Connection:
     for step in (0, 2, 3, 5):  # the others are about other tables
         conn.executescript(sqlite_queue.MIGRATIONS[step])
     plain = [RunRow(f"free{n}", "agent") for n in range(rows)]
-    lane = [RunRow(f"held{n}", "agent", lane="k", held=min(n, 1)) for n in range(held)]
+    lane = [RunRow(f"held{n}", "agent", concurrency_key="k", blocked=min(n, 1)) for n in range(held)]
     conn.executemany(sqlite_queue._INSERT, [(*row[:36], *row[37:]) for row in (*lane, *plain)])
     return conn
 

@@ -16,7 +16,7 @@ from agent_runtime_core._execution.run_control import RunControl
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.runner.concurrency import REGAIN_TIMEOUT, ConcurrencySlots
+from agent_runtime_core.runner.worker import REGAIN_TIMEOUT, ConcurrencySlots
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.support.runs import Rig, soon, until
@@ -228,7 +228,7 @@ async def test_a_run_that_waited_long_for_a_slot_goes_to_a_worker_that_has_one(p
 async def test_the_time_for_which_a_run_waits_for_a_slot_is_not_its_own(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.runner.concurrency.REGAIN_TIMEOUT", 1e6)
+    monkeypatch.setattr("agent_runtime_core.runner.worker.REGAIN_TIMEOUT", 1e6)
     async with worker(place, run_timeout_seconds=50) as here:
         crew = here.crew
         await here.waiting("a")

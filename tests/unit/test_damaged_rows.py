@@ -236,7 +236,7 @@ async def test_a_journal_that_was_in_the_memory_of_a_process_that_is_gone_is_not
         await runner.run_once()
         await runner.signal("x", "first")
         await runner.run_once()
-        assert (await runner.queue.require("x")).mark == 1
+        assert (await runner.queue.require("x")).min_step_count == 1
         await runner.signal("x", "second")
     async with process() as runner:
         await runner.run_once()

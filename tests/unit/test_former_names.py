@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, AlreadyDone, Happened, RunContext, RunResult
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.queue import ClaimRequest, Guard, InMemoryQueue, Op, RunRow
+from agent_runtime_core.queue import ClaimRequest, Guard, InMemoryQueue, Op, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.queue.memory import MemoryTransitions
-from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.queue.records import COLUMNS
+from agent_runtime_core.state import EffectRow, InMemoryStateStore
 from tests.contract.third_party.their_queue import TheirQueue
 
 RENAMED = {
@@ -35,6 +36,40 @@ def test_an_old_name_is_the_new_class_and_warns(module: str, names: str) -> None
     old, new = names.split()
     with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
         assert getattr(package, old) is getattr(package, new)
+
+
+ROW = RunRow("a-run", "an-agent", concurrency_key="k", blocked=1, crashes_in_row=2, min_step_count=3, arrival=4)
+UPDATE = RunUpdate("a-claim", "running", 0.0, crashes_in_row=2, min_step_count=3)
+FIELDS: list[tuple[tuple[Any, ...], str, str]] = [
+    (ROW, "lane", "concurrency_key"), (ROW, "held", "blocked"), (ROW, "stalls", "crashes_in_row"),
+    (ROW, "mark", "min_step_count"), (ROW, "n", "arrival"), (UPDATE, "stalls", "crashes_in_row"),
+    (UPDATE, "mark", "min_step_count"), (RunFilter(concurrency_key="k"), "lane", "concurrency_key"),
+    (EffectRow("origin", "key", "digest", "a-run", "done", arrival=4), "n", "arrival"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "old", "new"), FIELDS)
+def test_a_field_is_read_by_its_old_name(row: tuple[Any, ...], old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{type(row).__name__}\.{old} is now called {new}") as warned:
+        assert getattr(row, old) == getattr(row, new)
+    assert [each.filename for each in warned] == [__file__]
+
+
+def test_fields_are_given_by_their_old_names() -> None:
+    row, wanted = cast("Any", ROW), cast("Any", RunFilter)
+    with pytest.warns(DeprecationWarning, match="RunRow.n is now called arrival") as warned:
+        assert row._replace(n=5, blocked=0) == ROW._replace(arrival=5, blocked=0)
+    with pytest.warns(DeprecationWarning, match="RunFilter.lane is now called concurrency_key") as also:
+        assert wanted(("pending",), lane="k") == RunFilter(("pending",), concurrency_key="k")
+    assert {each.filename for each in [*warned, *also]} == {__file__}
+    with pytest.raises(TypeError, match="colour"):
+        wanted(colour="red")
+
+
+def test_columns_of_stores_keep_their_names() -> None:
+    by_field = dict(zip(RunRow._fields, COLUMNS, strict=True))
+    renamed = {field: column for field, column in by_field.items() if field != column}
+    assert renamed == {new: old for row, old, new in FIELDS if row is ROW}
 
 
 def test_promised_names_do_not_warn() -> None:

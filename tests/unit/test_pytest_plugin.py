@@ -165,6 +165,7 @@ def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:
     assert done.stdout.split() == [
         "agent_runtime_core",
         "agent_runtime_core._core",
+        "agent_runtime_core._core.lazy_exports",
         "agent_runtime_core._core.lazy_import",
         "agent_runtime_core._core.pydantic_types",
         "agent_runtime_core._core.validation",

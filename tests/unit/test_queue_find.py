@@ -42,7 +42,8 @@ def rows(draw: st.DrawFn) -> list[RunRow]:
                 str(UUID(int=draw(st.sampled_from([0, 1, 15])) << 124 | n)),
                 draw(st.sampled_from("ab")), '{"i":1}', "", '{"m":1}', 0, at, draw(st.sampled_from([0.0, 5.0])),
                 run_key=draw(st.none() | st.sampled_from(KEYS)), parent_id=draw(st.none() | st.sampled_from(IDS[:2])),
-                lane=draw(st.none() | st.sampled_from("kl")), status=status, failures=draw(st.integers(0, 1)),
+                concurrency_key=draw(st.none() | st.sampled_from("kl")), status=status, failures=draw(st.integers(0,
+                1)),
                 reason=draw(st.sampled_from(REASONS)), ended_at=None if status in LIVE else at + 1, output='{"o":1}',
                 conversation=draw(st.none() | st.sampled_from("cd")), questions=questions,
                 tenant=draw(st.sampled_from(["", "", "t", "u"])),
@@ -65,7 +66,7 @@ FILTERS = st.builds(
     conversation=st.none() | st.sampled_from("cdz"),
     tenant=st.none() | st.sampled_from(["", "t", "u", "z"]),
     run_key=st.none() | st.sampled_from(KEYS),
-    lane=st.none() | st.sampled_from("klz"),
+    concurrency_key=st.none() | st.sampled_from("klz"),
     reason=st.none() | st.sampled_from([*REASONS, "sig", "x"]),
     retrying=st.booleans(),
     asking=st.booleans(),
@@ -89,7 +90,7 @@ def filters(draw: st.DrawFn) -> RunFilter:
 def expected(every: list[RunRow], wanted: RunFilter) -> list[RunRow]:
     found = [row for row in every if wanted.admits(row)]
     if wanted.newest_first:
-        found.sort(key=lambda row: (row.created_at, row.n), reverse=True)
+        found.sort(key=lambda row: (row.created_at, row.arrival), reverse=True)
     shown = found[: wanted.limit]
     if wanted.light:
         return [light(row) for row in shown]
@@ -107,7 +108,7 @@ async def changed(queue: RunQueue, every: list[RunRow], changes: list[tuple[str,
         ops = {
             "end": Op("queue.end", (row.run_id, LIVE, "cancelled", 9.0, "cancel")),
             "reopen": Op("queue.reopen", (row.run_id, ("failed", "dead", "cancelled"), 9.0)),
-            "delete": Op("queue.delete", (row.run_id, row.generation, row.n)),
+            "delete": Op("queue.delete", (row.run_id, row.generation, row.arrival)),
             "ask": queue.post_op(row.run_id, QUESTION, "in_doubt:step", "{}", "01C"),
             "answer": queue.post_op(row.run_id, "signal", "plan", "1", "arc.answer:01A"),
         }
@@ -121,7 +122,7 @@ async def agree(queue: RunQueue, stored: list[RunRow], changes: Any, wanted: lis
             await queue.commits.commit(None, [Op("queue.insert", (row,))])
         await changed(queue, stored, changes)
         every = [row for row in [await queue.row(each.run_id) for each in stored] if row is not None]
-        every.sort(key=lambda row: row.n)
+        every.sort(key=lambda row: row.arrival)
         for each in wanted:
             assert await queue.find(each) == expected(every, each), each
         assert await queue.counts() == RunCounts.of(every)
@@ -210,7 +211,7 @@ def explained(tmp_path: Path) -> Iterator[Explained]:
         ({"prefix": "0"}, "key"),
         ({"parent": IDS[0]}, "parent"),
         ({"conversation": "c"}, "conversation"),
-        ({"lane": "k"}, "lane"),
+        ({"concurrency_key": "k"}, "lane"),
         ({"reason": "signal"}, "reason"),
         ({"reason": "signal go"}, "reason"),
         ({"retrying": True}, "retrying"),
@@ -240,8 +241,9 @@ def read_bytes() -> int:
 def test_a_tenant_reads_no_row_of_another_tenant(tmp_path: Path, newest_first: bool) -> None:
     path = tmp_path / "runs.db"
     fields: dict[str, Any] = {
-        "agent": "a", "parent_id": IDS[0], "conversation": "c", "lane": "k", "run_key": "key", "reason": "signal go",
-        "failures": 1, "questions": f"1 q in_doubt:x{IDS[0]}", "status": "waiting", "held": 2,
+        "agent": "a", "parent_id": IDS[0], "conversation": "c", "concurrency_key": "k", "run_key": "key",
+        "reason": "signal go",
+        "failures": 1, "questions": f"1 q in_doubt:x{IDS[0]}", "status": "waiting", "blocked": 2,
     }  # fmt: skip
     rows = [
         RunRow(str(UUID(int=number)), tenant=tenant, input=json.dumps("x" * size), **fields)
@@ -250,7 +252,7 @@ def test_a_tenant_reads_no_row_of_another_tenant(tmp_path: Path, newest_first: b
     asyncio.run(agree(SQLiteQueue(path), rows, [], []))
     filters: list[dict[str, Any]] = [
         {}, {"statuses": ("waiting", "failed")}, {"agent": "a"}, {"prefix": "0"}, {"prefix": "key"}, {"run_key": "key"},
-        {"parent": IDS[0]}, {"conversation": "c"}, {"lane": "k"}, {"reason": "signal"}, {"retrying": True},
+        {"parent": IDS[0]}, {"conversation": "c"}, {"concurrency_key": "k"}, {"reason": "signal"}, {"retrying": True},
         {"asking": True}, {"in_doubt": True}, {"asking": True, "agent": "a"}, {"until": 1e12}, {"before": (1e12, 1)},
     ]  # fmt: skip
     for wanted in filters:

@@ -68,7 +68,7 @@ async def test_a_run_is_remembered_while_it_is_claimed(queue: SQLiteQueue) -> No
     row = await claimed(queue)
     assert known(queue) == [row.run_id]
     assert queue.engine.known.rows[row.run_id] == await queue.row(row.run_id)
-    after = await queue.settle(row.run_id, left(row, "running", stalls=2))
+    after = await queue.settle(row.run_id, left(row, "running", crashes_in_row=2))
     assert queue.engine.known.rows[row.run_id] == after == await queue.row(row.run_id)
     ended = await queue.settle(row.run_id, left(row, "succeeded", output='{"a":1}'))
     assert (known(queue), ended) == ([], await queue.row(row.run_id))
@@ -106,7 +106,7 @@ async def test_a_lease_that_was_extended_stays_so(queue: SQLiteQueue) -> None:
     row = await claimed(queue)
     later = row.lease_until + 1000
     await queue.commits.commit(None, [Op("queue.beat", (((row.run_id, row.claim_id),), later))])
-    after = await queue.settle(row.run_id, left(row, "running", stalls=1))
+    after = await queue.settle(row.run_id, left(row, "running", crashes_in_row=1))
     assert after.lease_until == later
     assert after == await queue.row(row.run_id)
 

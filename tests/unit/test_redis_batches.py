@@ -26,7 +26,7 @@ from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.redis
 
-STATUS, CLAIM, N, CREATED_AT = (RunRow._fields.index(name) for name in ("status", "claim_id", "n", "created_at"))
+STATUS, CLAIM, N, CREATED_AT = (RunRow._fields.index(name) for name in ("status", "claim_id", "arrival", "created_at"))
 AGENTS = ("good", "other", "spoiled")
 Commit = tuple[Guard | None, list[Op]]
 
@@ -87,7 +87,7 @@ class Story:
         row = RunRow(
             self.runs[-1], self.dice.choice(AGENTS), digest="d", created_at=self.at, updated_at=self.at,
             priority=self.dice.choice([0, 0, 3]), due_at=self.dice.choice([0.0, 0.0, self.at + 5]),
-            lane=self.dice.choice([None, None, "lane"]),
+            concurrency_key=self.dice.choice([None, None, "lane"]),
         )  # fmt: skip
         return None, [Op("queue.insert", (row,))]
 

@@ -102,7 +102,7 @@ async def test_what_does_not_stop_is_given_back_all_the_same(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, more = asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr("agent_runtime_core.runner.inline_runs.SHUTDOWN_SECONDS", 0.01)
+    monkeypatch.setattr("agent_runtime_core.runner.runner.SHUTDOWN_SECONDS", 0.01)
 
     async def body(ctx: Any) -> int:
         inside.set()

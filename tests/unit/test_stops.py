@@ -460,7 +460,7 @@ async def test_a_child_of_a_cancel_hook_runs_on_the_only_worker(concurrency: int
         await rig.runner.submit("calls", {}, run_id="r")
         if suspect:
             runs = cast(MemoryEngine, rig.runner.queue.commits).tables["runs"]
-            runs |= {key: row.with_values(crashes=1, stalls=1) for key, row in runs.items()}
+            runs |= {key: row.with_values(crashes=1, crashes_in_row=1) for key, row in runs.items()}
         working = asyncio.ensure_future(rig.runner.run_loop(0.01, handle_signals=False, concurrency=concurrency))
         await until(agent.entered)
         assert await rig.runner.cancel("r")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SQLiteTaskStore,
     )
 
+KINDS = ("Memory", "Conversation", "Task", "Preferences", "Knowledge", "Audit")
 ARGUMENTS = {
     "File": ["project_dir"],
     "InMemory": ["engine"],
@@ -28,7 +29,7 @@ ARGUMENTS = {
 OF_KIND = {"Knowledge": ["max_vectors"], "Audit": ["max_age", "max_entries"]}
 
 
-@pytest.mark.parametrize("kind", persistence.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefix", ARGUMENTS)
 def test_arguments_are_named(prefix: str, kind: str) -> None:
     store: Any = getattr(persistence, f"{prefix}{kind}Store")
@@ -39,7 +40,7 @@ def test_arguments_are_named(prefix: str, kind: str) -> None:
         store(sesion_id="s")
 
 
-@pytest.mark.parametrize("kind", persistence.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefix", ARGUMENTS)
 def test_at_most_two_classes_are_above_a_store(prefix: str, kind: str) -> None:
     store: Any = getattr(persistence, f"{prefix}{kind}Store")

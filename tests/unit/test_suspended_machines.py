@@ -69,7 +69,7 @@ async def test_a_run_that_goes_on_after_suspends_is_not_taken_from_itself(place:
         await going
         row = await rig.runner.queue.row("r")
         assert row is not None
-        assert (row.status, row.crashes, row.stalls, work.began) == ("succeeded", 0, 0, 1)
+        assert (row.status, row.crashes, row.crashes_in_row, work.began) == ("succeeded", 0, 0, 1)
 
 
 @asynccontextmanager

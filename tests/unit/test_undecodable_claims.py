@@ -73,7 +73,7 @@ async def stored_row(rig: Rig, run_id: str = "r") -> RunRow:
 
 
 def unused(row: RunRow) -> tuple[Any, ...]:
-    return row.status, row.failures, row.crashes, row.stalls
+    return row.status, row.failures, row.crashes, row.crashes_in_row
 
 
 async def test_a_worker_releases_the_run_and_raises(place: Path | None, other: str) -> None:

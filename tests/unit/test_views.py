@@ -186,7 +186,7 @@ async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.Mo
         rows = await runner.queue.find(wanted)
         page = await list_items(runner, rows)
         assert reads == ["find", "endings"]
-        before = (rows[-1].created_at, rows[-1].n)
+        before = (rows[-1].created_at, rows[-1].arrival)
         rest = await list_items(runner, await runner.queue.find(wanted._replace(before=before)))
     assert [each["key"] for each in page + rest] == ["later", "done-2", "done-1", "done-0"]
     waiting, done = page[:2]

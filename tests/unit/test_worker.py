@@ -1057,7 +1057,7 @@ async def test_runs_whose_next_crash_is_their_last_go_one_by_one_and_it_costs_th
             await crew.becomes(name)
             rows = [await rig.runner.queue.require(each) for each in ids[n:]]
             assert [row.status for row in rows] == ["running"] + ["pending"] * (2 - n), "none is held and not run"
-            assert {(row.stalls, row.crashes, row.parked, row.due_at) for row in rows} == {(2, 2, 0, 0.0)}
+            assert {(row.crashes_in_row, row.crashes, row.parked, row.due_at) for row in rows} == {(2, 2, 0, 0.0)}
             crew.leave[name].set()
         assert [(await rig.runner.wait(each, 10)).status for each in ids] == [RunStatus.SUCCEEDED] * 3
         await stopped(rig.runner, loop)
@@ -1145,7 +1145,7 @@ async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Pat
 
         await soon(together)
         rows = [await rig.runner.queue.require(each) for each in ids]
-        assert {(row.crashes, row.stalls) for row in rows} == {(RunnerConfig.max_crashes - 1, 1)}
+        assert {(row.crashes, row.crashes_in_row) for row in rows} == {(RunnerConfig.max_crashes - 1, 1)}
         for name in "abc":
             crew.leave[name].set()
         await stopped(rig.runner, loop)

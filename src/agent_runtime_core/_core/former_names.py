@@ -30,6 +30,25 @@ def keep_former_names(cls: type, **new_names: str) -> None:
         setattr(cls, old, property(partial(_read, old, new)))
 
 
+def keep_former_arguments(cls: type, method: str, **new_names: str) -> None:
+    """Let a method of `cls` take its keyword arguments by their old names too.
+
+    Args:
+        cls: The class.
+        method: The name of the method.
+        new_names: The name now, by the name in 0.6.0.
+    """
+    called = getattr(cls, method)
+
+    def renamed(self: Any, *args: Any, **values: Any) -> Any:
+        for old in values.keys() & new_names.keys():
+            warn_former(cls.__name__, old, new_names[old])
+            values[new_names[old]] = values.pop(old)
+        return called(self, *args, **values)
+
+    setattr(cls, method, renamed)
+
+
 def _read(old: str, new: str, owner: Any) -> Any:
     warn_former(type(owner).__name__, old, new)
     return getattr(owner, new)

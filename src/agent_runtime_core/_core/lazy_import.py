@@ -7,7 +7,6 @@ import importlib.util
 import pkgutil
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -84,29 +83,6 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
     found = load(dotted, package=package)
     if not isinstance(found, type):
         raise must(brief(name), f"be the class of a {what}", found)
-    return found
-
-
-def lazily(package: str, table: Mapping[str, str], name: str, renamed: Mapping[str, str] | None = None) -> object:
-    """Load a name for a package's `__getattr__`, and keep it in the package.
-
-    Args:
-        package: The package's `__name__`.
-        table: Where each name is defined, as `".module:name"`.
-        name: The name that was asked for.
-        renamed: New names by old name. An old name raises a DeprecationWarning.
-
-    Raises:
-        AttributeError: The package has no such name.
-    """
-    if renamed is not None and name in renamed:
-        new = renamed[name]
-        warnings.warn(f"{package}.{name} is now called {new}: use that name", DeprecationWarning, stacklevel=3)
-        return getattr(sys.modules[package], new)
-    if name not in table:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    found = load(table[name], package=package)
-    setattr(sys.modules[package], name, found)
     return found
 
 

@@ -75,7 +75,7 @@ class ClaimWriter:
         closed_error: Why the step of that name must not start; None while steps may start.
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
-        run_n: The order of arrival of the run, which tells it from a deleted run with the same id.
+        arrival: The order of arrival of the run, which tells it from a deleted run with the same id.
         input: The input of the run, as JSON.
         effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
         call: The call of a child run, known since it joined its lineage. None for a call with a key.
@@ -90,7 +90,7 @@ class ClaimWriter:
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = row.parent_id
         self.input: str = row.input
-        self.run_n: int = row.n
+        self.arrival: int = row.arrival
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

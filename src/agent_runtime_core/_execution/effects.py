@@ -64,7 +64,7 @@ class TimeLimitPassed(TimeoutError):
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
     """Return the row of this run for that step or wait."""
     writer = journal.writer
-    return EffectRow(journal.view.origin, f"{name}\t{key}", digest, writer.run_id, status, n=writer.run_n)
+    return EffectRow(journal.view.origin, f"{name}\t{key}", digest, writer.run_id, status, arrival=writer.arrival)
 
 
 def membership(origin: str, run_id: str) -> list[Op]:

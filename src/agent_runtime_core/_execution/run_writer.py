@@ -59,7 +59,7 @@ class ChildCall(NamedTuple):
         """Return the row by which other calls find this effect. It is in the lineage of the caller."""
         about = encode([effect.origin, self.caller, self.input, self.lineage])
         key = self.key(self.names[0], effect)
-        return EffectRow(self.origin, key, effect.digest, effect.run_id, CALLED, about, t, effect.n)
+        return EffectRow(self.origin, key, effect.digest, effect.run_id, CALLED, about, t, effect.arrival)
 
 
 class StepWriter(Protocol):
@@ -144,7 +144,7 @@ class RunWriter(StepWriter, Protocol):
         """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
 
     parent_id: str | None
-    run_n: int
+    arrival: int
     call: ChildCall | None
 
     @property
@@ -199,7 +199,7 @@ class ReadOnlyWriter:
         self._name = row.run_key or row.run_id  # as the caller named the run
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = None  # to join the lineage of a child would be a write
-        self.run_n: int = row.n
+        self.arrival: int = row.arrival
         self.input: str = row.input
         self.call: ChildCall | None = None
         self.queue: RunQueue = queue

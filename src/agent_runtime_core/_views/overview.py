@@ -80,15 +80,15 @@ async def workers_view(runner: RunClient) -> list[dict[str, Any]]:
 def _concurrency_keys(live: list[RunRow]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in live:
-        if row.lane is None:
+        if row.concurrency_key is None:
             continue
-        each = found.setdefault((row.lane, row.tenant), {
-            "concurrency_key": row.lane, "tenant": row.tenant or None, "run_id": None, "key": None, "state": None,
-            "queued": 0,
+        each = found.setdefault((row.concurrency_key, row.tenant), {
+            "concurrency_key": row.concurrency_key, "tenant": row.tenant or None, "run_id": None, "key": None,
+            "state": None, "queued": 0,
         })  # fmt: skip
-        if row.held == 0:
+        if row.blocked == 0:
             each |= {"run_id": row.run_id, "key": row.run_key, "state": row.status}
-        elif row.held == QUEUED_BEHIND:
+        elif row.blocked == QUEUED_BEHIND:
             each["queued"] += 1
     return sorted(found.values(), key=lambda each: (-each["queued"], each["concurrency_key"], each["tenant"] or ""))
 

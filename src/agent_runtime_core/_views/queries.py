@@ -136,7 +136,7 @@ async def newest_of(
     if len(lists) == 1:
         return lists[0]
     merged: dict[str, RunRow] = {}
-    for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.n), reverse=True):
+    for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.arrival), reverse=True):
         merged.setdefault(row.run_id, row)
     return [*merged.values()][:limit]
 

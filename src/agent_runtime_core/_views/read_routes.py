@@ -152,7 +152,7 @@ async def _newest(
 ) -> list[tuple[RunRow, RunRow, Position]]:  # fmt: skip
     metadata = asked.caller.may is not None
     rows = await newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1, metadata=metadata)
-    return [(row, row, (row.created_at, row.n)) for row in rows]
+    return [(row, row, (row.created_at, row.arrival)) for row in rows]
 
 
 async def read_run(asked: Asked) -> Answer:

@@ -59,7 +59,7 @@ async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[
         "created_at": iso_time(row.created_at, "seconds"), "scheduled_at": iso_time(row.due_at, "seconds"),
         "started_at": iso_time(row.started_at, "seconds"), "ended_at": iso_time(row.ended_at, "seconds"),
         "deadline": iso_time(row.deadline, "seconds"), "worker": row.worker or None, "parent_run_id": row.parent_id,
-        "cancel_requested": row.cancel_at is not None, "concurrency_key": row.lane, "held": row.held > 0,
+        "cancel_requested": row.cancel_at is not None, "concurrency_key": row.concurrency_key, "held": row.blocked > 0,
         "open_approvals": [each.name for each in open_questions(row)],
     }  # fmt: skip
     if end:
@@ -87,7 +87,7 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
         "duration_seconds": round(max(until - started, 0.0), 3) if started and until else None,
         "reason": row.reason or None, "waiting_for": waiting_words(row), "tokens": usage.get("total_tokens"),
         "cost_usd": usage.get("cost_usd"), "error": shortened_error(error), "parent": row.parent_id,
-        "conversation_id": row.conversation, "concurrency_key": row.lane, "worker": row.worker or None,
+        "conversation_id": row.conversation, "concurrency_key": row.concurrency_key, "worker": row.worker or None,
         "tenant": row.tenant or None,
     }  # fmt: skip
 
@@ -136,7 +136,7 @@ async def run_view(
         "trace_id": row.run_id.replace("-", ""), "conversation_id": row.conversation or _conversation(input_),
         "waiting_for": [] if new else (await waits_of(runner, row, records))[0],
         "questions": await questions_of(runner, row), "actions": await _actions(runner, row),
-        "concurrency_key": row.lane, "queued_behind_key": row.held > 0,
+        "concurrency_key": row.concurrency_key, "queued_behind_key": row.blocked > 0,
         "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
         "ended_at": iso_time(row.ended_at), "scheduled_at": iso_time(row.due_at), "deadline": iso_time(row.deadline),

@@ -64,7 +64,7 @@ async def usage_view(
         if left <= 0:
             complete = False
             break
-        wanted = wanted._replace(before=(rows[-1].created_at, rows[-1].n))
+        wanted = wanted._replace(before=(rows[-1].created_at, rows[-1].arrival))
     total = _nothing()
     for each in sums.values():
         _add(total, each)

@@ -84,10 +84,10 @@ async def is_visible(queue: RunQueue, caller: Viewer, row: RunRow, verb: str) ->
         return False
     if caller.may is None:
         return True
-    if row.n and row.input == _NOT_READ:
+    if row.arrival and row.input == _NOT_READ:
         if (answer := _answer_without_input(caller, verb, row)) is not None:
             return answer
-        found = await queue.find(RunFilter(after=row.n - 1, limit=1))
+        found = await queue.find(RunFilter(after=row.arrival - 1, limit=1))
         if not found or found[0].run_id != row.run_id:  # it was deleted since
             return False
         row = found[0]

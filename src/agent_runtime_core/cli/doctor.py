@@ -252,7 +252,7 @@ def _look(row: RunRow, now: float, counts: _Counts) -> None:
         case "waiting":
             if now - row.updated_at > _WAITING:
                 counts.waiting.append(name)
-        case "pending" if row.held:
+        case "pending" if row.blocked:
             if now - row.updated_at > _LONG:
                 counts.blocked.append(name)
         case "pending":

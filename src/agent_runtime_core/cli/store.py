@@ -180,7 +180,8 @@ def wanted_runs(args: Namespace) -> RunFilter:
     """Return the filter that the arguments of a command are."""
     return RunFilter(
         args.status and tuple(dict.fromkeys(args.status)), args.agent, args.since or 0.0, until=args.until,
-        prefix=args.prefix, conversation=args.conversation, lane=args.concurrency_key, tenant=args.tenant, light=True,
+        prefix=args.prefix, conversation=args.conversation, concurrency_key=args.concurrency_key, tenant=args.tenant,
+        light=True,
     )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ async def newest_rows(runner: AgentRunner, wanted: RunFilter, limit: int) -> Asy
         for row in rows:
             yield row
         limit -= len(rows)
-        wanted = wanted._replace(before=(rows[-1].created_at, rows[-1].n))
+        wanted = wanted._replace(before=(rows[-1].created_at, rows[-1].arrival))
 
 
 async def rows_of(
@@ -203,4 +204,4 @@ async def rows_of(
     while limit > 0 and (rows := await runner.queue.find(wanted._replace(after=after))):
         for row in rows:
             yield row
-        after, limit = rows[-1].n, limit - len(rows)
+        after, limit = rows[-1].arrival, limit - len(rows)

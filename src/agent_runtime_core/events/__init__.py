@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.lazy_import import lazily, pick
+from .._core.lazy_exports import lazy_exports
+from .._core.lazy_import import pick
 from ..config import get_config
 
 if TYPE_CHECKING:
@@ -16,20 +17,21 @@ if TYPE_CHECKING:
     from .memory import InMemoryEventBus as InMemoryEventBus
     from .redis import RedisEventBus as RedisEventBus
     from .sqlite import SQLiteEventBus as SQLiteEventBus
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".._engines.base": "Guard Op",
+            ".base": "EventBus",
+            ".event": "Event StoredEvent",
+            ".memory": "InMemoryEventBus",
+            ".redis": "RedisEventBus",
+            ".sqlite": "SQLiteEventBus",
+        },
+        "BACKENDS get_event_bus",
+    )
 
 BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus", "redis": ".redis:RedisEventBus"}
-
-_LAZY = {
-    "Event": ".event:Event",
-    "EventBus": ".base:EventBus",
-    "Guard": ".._engines.base:Guard",
-    "Op": ".._engines.base:Op",
-    "StoredEvent": ".event:StoredEvent",
-} | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
-_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_event_bus"])
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = _PUBLIC
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
@@ -49,11 +51,3 @@ def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
     bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)
     config.encode_contents(bus)
     return bus
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return _PUBLIC

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from .._core.context_vars import restore
-from .._core.lazy_import import lazily, pick
+from .._core.lazy_exports import lazy_exports
+from .._core.lazy_import import pick
 from ..config import RuntimeConfig, get_config
 from ..interfaces import LLMClient as LLMClient
 from ..interfaces import LLMResponse as LLMResponse
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
     from .anthropic import AnthropicClient as AnthropicClient
     from .litellm import LiteLLMClient as LiteLLMClient
     from .openai import OpenAIClient as OpenAIClient
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "._api_keys": "AnthropicConfigurationError OpenAIConfigurationError",
+            "._client": "ChatClient",
+            "._provider": "Timeouts",
+            "._retries": "Retries",
+            ".anthropic": "AnthropicClient",
+            ".litellm": "LiteLLMClient",
+            ".openai": "OpenAIClient",
+        },
+        "PROVIDERS LLMClient LLMResponse LLMStreamChunk get_llm_client use_llm_client",
+    )
 
 PROVIDERS = {
     "anthropic": ".anthropic:AnthropicClient",
@@ -32,18 +47,6 @@ PROVIDERS = {
     "openai": ".openai:OpenAIClient",
 }
 
-_LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
-    "AnthropicConfigurationError": "._api_keys:AnthropicConfigurationError",
-    "ChatClient": "._client:ChatClient",
-    "OpenAIConfigurationError": "._api_keys:OpenAIConfigurationError",
-    "Retries": "._retries:Retries",
-    "Timeouts": "._provider:Timeouts",
-}
-_INTERFACES = ("LLMClient", "LLMResponse", "LLMStreamChunk")
-_PUBLIC = ["PROVIDERS", *sorted([*_LAZY, *_INTERFACES]), "get_llm_client", "use_llm_client"]
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = _PUBLIC
 
 _override: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
 
@@ -106,11 +109,3 @@ def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
         yield client
     finally:
         restore(_override, token)
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return _PUBLIC

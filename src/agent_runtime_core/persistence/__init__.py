@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.lazy_import import lazily
+from .._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .backends.files import FileAuditStore as FileAuditStore
@@ -73,55 +73,31 @@ if TYPE_CHECKING:
     from .models import ToolCall as ToolCall
     from .models import ToolResult as ToolResult
     from .open_documents import open_document_store as open_document_store
-
-#: The module of each backend, and the prefix of its class names. `KINDS` are the rest of the names.
-TECHNOLOGIES = {
-    "files": (".backends.files", "File"),
-    "sqlite": (".backends.sqlite", "SQLite"),
-    "memory": (".backends.memory", "InMemory"),
-    "redis": (".backends.redis", "Redis"),
-}
-KINDS = ("Memory", "Conversation", "Task", "Preferences", "Knowledge", "Audit")
-
-_MODELS = (
-    "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord ErrorSeverity Fact FactType "
-    "Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall ToolResult"
-)
-_DOCUMENTS = "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict"
-_OPERATIONS = "DocumentTransaction document_operations document_replays"
-_LAZY = {
-    "AuditStore": ".base.audit:AuditStore",
-    "Branch": ".message_tree:Branch",
-    "BrokenHistory": ".message_tree:BrokenHistory",
-    "ConversationStore": ".base.conversations:ConversationStore",
-    "KnowledgeStore": ".base.knowledge:KnowledgeStore",
-    "MemoryStore": ".base.memory:MemoryStore",
-    "NoEmbeddings": ".base.knowledge:NoEmbeddings",
-    "PersistenceConfig": ".manager:PersistenceConfig",
-    "PersistenceManager": ".manager:PersistenceManager",
-    "PreferencesStore": ".base.preferences:PreferencesStore",
-    "TaskStore": ".base.tasks:TaskStore",
-    "configure_persistence": ".manager:configure_persistence",
-    "get_persistence_manager": ".manager:get_persistence_manager",
-    "open_document_store": ".open_documents:open_document_store",
-    **{name: f".documents.base:{name}" for name in _DOCUMENTS.split()},
-    **{name: f".documents.operations:{name}" for name in _OPERATIONS.split()},
-    **{name: f".models:{name}" for name in _MODELS.split()},
-    **{
-        f"{prefix}{kind}Store": f"{module}:{prefix}{kind}Store"
-        for module, prefix in TECHNOLOGIES.values()
-        for kind in KINDS
-    },
-}
-
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = sorted(_LAZY)
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_LAZY)
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".backends.files": "FileAuditStore FileConversationStore FileKnowledgeStore FileMemoryStore "
+            "FilePreferencesStore FileTaskStore",
+            ".backends.memory": "InMemoryAuditStore InMemoryConversationStore InMemoryKnowledgeStore "
+            "InMemoryMemoryStore InMemoryPreferencesStore InMemoryTaskStore",
+            ".backends.redis": "RedisAuditStore RedisConversationStore RedisKnowledgeStore RedisMemoryStore "
+            "RedisPreferencesStore RedisTaskStore",
+            ".backends.sqlite": "SQLiteAuditStore SQLiteConversationStore SQLiteKnowledgeStore SQLiteMemoryStore "
+            "SQLitePreferencesStore SQLiteTaskStore",
+            ".base.audit": "AuditStore",
+            ".base.conversations": "ConversationStore",
+            ".base.knowledge": "KnowledgeStore NoEmbeddings",
+            ".base.memory": "MemoryStore",
+            ".base.preferences": "PreferencesStore",
+            ".base.tasks": "TaskStore",
+            ".documents.base": "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict",
+            ".documents.operations": "DocumentTransaction document_operations document_replays",
+            ".manager": "PersistenceConfig PersistenceManager configure_persistence get_persistence_manager",
+            ".message_tree": "Branch BrokenHistory",
+            ".models": "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord "
+            "ErrorSeverity Fact FactType Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall "
+            "ToolResult",
+            ".open_documents": "open_document_store",
+        },
+    )

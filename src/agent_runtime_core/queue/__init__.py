@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.lazy_import import lazily, pick
+from .._core.lazy_exports import lazy_exports
+from .._core.lazy_import import pick
 from ..config import get_config
 
 if TYPE_CHECKING:
@@ -28,42 +29,30 @@ if TYPE_CHECKING:
     from .transitions import RunTransitions as RunTransitions
     from .transitions import operations as operations
     from .transitions import replays as replays
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".._engines.base": "Guard NotApplied Op",
+            ".base": "RunQueue",
+            ".memory": "InMemoryQueue",
+            ".records": "ClaimRequest MailboxMessage ProcessRow QueuedRun RowChanged RunCounts RunFilter RunRow "
+            "RunSnapshot RunUpdate",
+            ".redis": "RedisQueue",
+            ".sqlite": "SQLiteQueue",
+            ".transitions": "RunTransitions operations replays",
+        },
+        "BACKENDS get_queue",
+        {  # names of 0.6.0
+            "Mail": "MailboxMessage",
+            "Moved": "RowChanged",
+            "News": "RunSnapshot",
+            "Rows": "RunTransitions",
+            "Settle": "RunUpdate",
+        },
+    )
 
 BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", "redis": ".redis:RedisQueue"}
-
-_LAZY = (
-    {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
-    | {"QueuedRun": ".records:QueuedRun", "RunQueue": ".base:RunQueue"}
-    | {
-        name: f".records:{name}"
-        for name in (
-            "ClaimRequest",
-            "MailboxMessage",
-            "ProcessRow",
-            "RowChanged",
-            "RunCounts",
-            "RunFilter",
-            "RunRow",
-            "RunSnapshot",
-            "RunUpdate",
-        )
-    }
-    | {name: f".transitions:{name}" for name in ("RunTransitions", "operations", "replays")}
-    | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
-)
-
-#: Names of 0.6.0.
-_RENAMED = {
-    "Mail": "MailboxMessage",
-    "Moved": "RowChanged",
-    "News": "RunSnapshot",
-    "Rows": "RunTransitions",
-    "Settle": "RunUpdate",
-}
-_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_queue"])
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = _PUBLIC
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
@@ -83,11 +72,3 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
     config.encode_contents(queue)
     return queue
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name, _RENAMED)
-
-
-def __dir__() -> list[str]:
-    return _PUBLIC

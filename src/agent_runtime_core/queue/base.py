@@ -193,7 +193,7 @@ class RunQueue(Backend):
             raise must("input", "be a dict", input)
         meta = mapping("metadata", metadata)
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
-        lane = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
+        key = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         owner = checked_tenant(tenant or None)
         uid, run_key = run_uuid(run_id, self.clock, owner)
         now = self.clock.wall()
@@ -215,7 +215,7 @@ class RunQueue(Backend):
             run_key=run_key,
             idem_key=idem_key,
             parent_id=None if parent_run_id is None else stored_id(parent_run_id, owner),
-            lane=lane,
+            concurrency_key=key,
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
@@ -472,7 +472,7 @@ class RunQueue(Backend):
         row = await self.require(key)
         how = self.unchanged_update(row, token)._replace(
             status="succeeded" if success else "failed",
-            mark=-1,
+            min_step_count=-1,
             output=None if output is None else self._redacted("result", key, encode(mapping("output", output))),
             error=None if error is None else self._redacted("error", key, encode(error)),
         )
@@ -497,8 +497,9 @@ class RunQueue(Backend):
     def unchanged_update(self, row: RunRow, claim_id: str) -> RunUpdate:
         """Return an update that keeps the status and the counters of a row, to be changed with `_replace`."""
         return RunUpdate(
-            claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes, stalls=row.stalls,
-            mark=row.mark,
+            claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes,
+            crashes_in_row=row.crashes_in_row,
+            min_step_count=row.min_step_count,
         )  # fmt: skip
 
     async def extend_lease(
@@ -575,10 +576,11 @@ class RunQueue(Backend):
     def ended_op(self, row: RunRow, parent: str, payload: str) -> Op:
         """Return the operation that tells a parent how its child run has ended, once for each end.
 
-        The generations of a child that was deleted and called again begin at 1 again, but it has another `n`. Without
-        that, its message would be dropped as the message of the deleted child, and its parent would wait for ever.
+        The generations of a child that was deleted and called again begin at 1 again, but it has another `arrival`.
+        Without that, its message would be dropped as the message of the deleted child, and its parent would wait for
+        ever.
         """
-        return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.n}:{row.generation}")
+        return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.arrival}:{row.generation}")
 
     def acted_ops(self, run_id: str, action: str, by: str | None, act_id: str) -> list[Op]:
         """Return the operations that store who acts on a live run, for a commit with the action; none without a name.
@@ -662,7 +664,8 @@ class RunQueue(Backend):
     async def find(self, wanted: RunFilter) -> list[RunRow]:
         """Return the rows that match a filter, in the order that `RunFilter` names."""
         texts = (
-            wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.lane, wanted.reason, wanted.tenant,
+            wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
+            wanted.tenant,
             wanted.run_key,
         )  # fmt: skip
         if any(text is not None and HALF.search(text) for text in texts):

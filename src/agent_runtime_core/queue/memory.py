@@ -46,10 +46,10 @@ class MemoryTransitions(RunTransitions):
 
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
-        row = row.with_values(n=tables["count"].get("", 0) + 1)
+        row = row.with_values(arrival=tables["count"].get("", 0) + 1)
         # A rollback keeps the heap entries of the row, so it does not reset the counter. Otherwise these entries would
         # match the next row.
-        tables["count"][""] = row.n
+        tables["count"][""] = row.arrival
         if row.idem_key is not None:
             put(tables["keys"], (row.idem_key, row.tenant), row.run_id)
         if row.parent_id is not None:
@@ -59,11 +59,11 @@ class MemoryTransitions(RunTransitions):
 
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
-        if row.lane is not None:
-            self._index_in_group(row, (row.lane, row.tenant))
+        if row.concurrency_key is not None:
+            self._index_in_group(row, (row.concurrency_key, row.tenant))
         self.tx.put(tables["runs"], row.run_id, row)
-        if row.status == "pending" and row.due_at == 0 and not row.held:
-            heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.n, row.run_id))
+        if row.status == "pending" and row.due_at == 0 and not row.blocked:
+            heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.arrival, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
         if row.status == "running":
@@ -76,7 +76,7 @@ class MemoryTransitions(RunTransitions):
 
     def _index_in_group(self, row: RunRow, group: tuple[str, str]) -> None:
         """Update the indexes of a concurrency key and tenant."""
-        tables, is_active = self.tx.tables, row.status in LIVE and not row.held
+        tables, is_active = self.tx.tables, row.status in LIVE and not row.blocked
         if is_active:
             self.tx.put(tables["heads"], group, row.run_id)
         elif tables["heads"].get(group) == row.run_id:
@@ -86,16 +86,16 @@ class MemoryTransitions(RunTransitions):
         else:
             self.tx.drop(tables["inline"], row.run_id)
         if _is_queued(row) and not _is_queued(self.get(row.run_id)):
-            heapq.heappush(tables["behind"].setdefault(group, []), (-row.priority, row.n, row.run_id))
+            heapq.heappush(tables["behind"].setdefault(group, []), (-row.priority, row.arrival, row.run_id))
 
     def move(self, row: RunRow, after: RunRow) -> None:
         tables = self.tx.tables
         if row.idem_key is not None:
             self.tx.drop(tables["keys"], (row.idem_key, row.tenant))
             self.tx.put(tables["keys"], (row.idem_key, after.tenant), row.run_id)
-        if row.lane is not None:
+        if row.concurrency_key is not None:
             # Of no group: `save` must not take it for a row that is in the list of its group already.
-            self.save(row.with_values(held=SET_ASIDE))
+            self.save(row.with_values(blocked=SET_ASIDE))
         self.save(after)
 
     def drop(self, row: RunRow) -> None:
@@ -119,8 +119,8 @@ class MemoryTransitions(RunTransitions):
             row = self.get(run_id)
             if row is not None and _is_due(row, at):
                 self.save(row.with_values(status="pending", due_at=0.0))
-                if row.lane is not None and row.held == QUEUED_BEHIND:
-                    groups[row.lane, row.tenant] = None
+                if row.concurrency_key is not None and row.blocked == QUEUED_BEHIND:
+                    groups[row.concurrency_key, row.tenant] = None
         return tuple(groups)
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
@@ -147,14 +147,14 @@ class MemoryTransitions(RunTransitions):
             found[run_id] = self.tx.tables["runs"][run_id]
         return [*found.values()]
 
-    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return self.get(self.tx.tables["heads"].get((lane, tenant), ""))
+    def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        return self.get(self.tx.tables["heads"].get((concurrency_key, tenant), ""))
 
-    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        heap = self.tx.tables["behind"].get((lane, tenant), [])
+    def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        heap = self.tx.tables["behind"].get((concurrency_key, tenant), [])
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and _is_queued(row) and (row.n, row.tenant) == (heap[0][1], tenant):
+            if row is not None and _is_queued(row) and (row.arrival, row.tenant) == (heap[0][1], tenant):
                 return row
             self.tx.pop(heap)
         return None
@@ -167,7 +167,7 @@ class MemoryTransitions(RunTransitions):
         """Return the heap after removing outdated entries from its top."""
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and (row.status, row.due_at, row.held, row.n, row.origin) == (
+            if row is not None and (row.status, row.due_at, row.blocked, row.arrival, row.origin) == (
                 "pending", 0, 0, heap[0][1], "",
             ):  # fmt: skip
                 break
@@ -204,7 +204,7 @@ class MemoryTransitions(RunTransitions):
 
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
-    return row is not None and row.held == QUEUED_BEHIND and row.due_at == 0
+    return row is not None and row.blocked == QUEUED_BEHIND and row.due_at == 0
 
 
 def _is_due(row: RunRow | None, at: float) -> bool:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
 from .._core.codec.json import decode_dict, differing_keys, same_tree
-from .._core.former_names import keep_former_names
+from .._core.former_names import keep_former_arguments, keep_former_names
 from .._core.ids import known_uuid
 from .._engines.payloads import why_unreadable
 from ..errors import (
@@ -27,7 +27,7 @@ from ..errors import (
 )
 
 LIVE = ("pending", "running", "waiting")
-#: Values of `RunRow.held`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
+#: Values of `RunRow.blocked`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
 #: SET_ASIDE: an inline run whose process has ended, until its process or a caller takes it again; others may go first.
 QUEUED_BEHIND, SET_ASIDE = 1, 2
 LIMITS = "limits"  # kind of a mailbox message that sets limits of its run
@@ -59,8 +59,8 @@ _Made = TypeVar("_Made")
 class RunRow(NamedTuple):
     """A run as its queue stores it.
 
-    A backend stores all fields and orders rows by `priority` and `n`. Only `RunTransitions` decides how they change.
-    Times are seconds since 1970 on the wall clock; `lease_until` is on the clock of `RunQueue.lease_now`.
+    A backend stores all fields and orders rows by `priority` and `arrival`. Only `RunTransitions` decides how they
+    change. Times are seconds since 1970 on the wall clock; `lease_until` is on the clock of `RunQueue.lease_now`.
     """
 
     run_id: str  # a UUID in lower case with dashes; unique
@@ -76,15 +76,15 @@ class RunRow(NamedTuple):
     run_key: str | None = None  # the caller's own run id, if it was no UUID
     idem_key: str | None = None  # idempotency key; unique within the tenant
     parent_id: str | None = None  # the run that called this child run
-    lane: str | None = None  # concurrency key; at most one live run of a key and tenant has `held` 0
+    concurrency_key: str | None = None  # at most one live run of a key and tenant has `blocked` 0
     origin: str = ""  # "inline": only its own process or an explicit `take` may claim it; "": any worker
-    held: int = 0  # 0: may be claimed; QUEUED_BEHIND or SET_ASIDE: blocked by its concurrency key
+    blocked: int = 0  # 0: may be claimed; QUEUED_BEHIND or SET_ASIDE: blocked by its concurrency key
     status: str = "pending"
     generation: int = 1  # one more each time the run is reopened
     failures: int = 0  # attempts that failed
     crashes: int = 0  # attempts whose claim was not released before its lease ended
-    stalls: int = 0  # crashes in a row without a new record of a step in between
-    mark: int = -1  # step ends in the journal when last counted, its minimum; -1: not counted yet
+    crashes_in_row: int = 0  # crashes in a row without a new record of a step in between
+    min_step_count: int = -1  # step ends in the journal when last counted, its minimum; -1: not counted yet
     parked: int = 0  # 1: the next claim resumes a wait or a released attempt, instead of starting an attempt
     reason: str = ""  # what the run waits for, or why it ended
     claim_id: str = ""  # fencing token of the last claim; the current one while running
@@ -99,7 +99,7 @@ class RunRow(NamedTuple):
     output: str | None = None  # JSON
     error: str | None = None  # JSON
     mail_seq: int = 0  # number of the last message in its mailbox
-    n: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
+    arrival: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
     conversation: str | None = None  # the `conversation_id` of the input
     questions: str = ""  # open questions to a person, as `questions_after` writes them
     tenant: str = ""  # whose run it is: a column of each key; "": no tenant's
@@ -134,6 +134,12 @@ class RunRow(NamedTuple):
 
 
 _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
+#: Fields by their names in 0.6.0, which are the names of their columns in SQLite and in the script of Redis.
+_FORMER = {
+    "lane": "concurrency_key", "held": "blocked", "stalls": "crashes_in_row", "mark": "min_step_count", "n": "arrival",
+}  # fmt: skip
+#: The columns of a row in a store, in the order of the fields.
+COLUMNS = tuple({new: old for old, new in _FORMER.items()}.get(name, name) for name in RunRow._fields)
 
 
 def unreadable(row: RunRow) -> StorageError | None:
@@ -165,26 +171,26 @@ def contents_of(row: RunRow) -> tuple[str | None, ...]:
 class RunFilter(NamedTuple):
     """Which rows `read("find", …)` returns.
 
-    They come in order of `n`, or with `newest_first` in descending order of (`created_at`, `n`).
+    They come in order of `arrival`, or with `newest_first` in descending order of (`created_at`, `arrival`).
     """
 
     statuses: tuple[str, ...] | None = None  # one of these; None: any
     agent: str | None = None  # key of the agent; None: any
     since: float = 0.0  # created at or after, wall seconds
     ended_before: float | None = None  # wall seconds
-    after: int = 0  # `n` greater than this
+    after: int = 0  # `arrival` greater than this
     limit: int = 1000  # at most so many
     until: float | None = None  # created before, wall seconds
     prefix: str | None = None  # the run id or the run key begins with this
     parent: str | None = None  # run id of the parent
     conversation: str | None = None
-    lane: str | None = None  # concurrency key
+    concurrency_key: str | None = None
     reason: str | None = None  # the reason is this word, or begins with this word and a space
     retrying: bool = False  # live, after a failed attempt
     asking: bool = False  # live, with an open question
     in_doubt: bool = False  # live, with an open question about a step in doubt
     newest_first: bool = False
-    before: tuple[float, int] | None = None  # with `newest_first`: (created_at, n) less than this
+    before: tuple[float, int] | None = None  # with `newest_first`: (created_at, arrival) less than this
     light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
     tenant: str | None = None  # "": of no tenant; None: any
     run_key: str | None = None
@@ -198,14 +204,14 @@ class RunFilter(NamedTuple):
             and row.created_at >= self.since
             and (self.until is None or row.created_at < self.until)
             and (self.ended_before is None or (row.ended_at is not None and row.ended_at < self.ended_before))
-            and row.n > self.after
-            and (self.before is None or (row.created_at, row.n) < self.before)
+            and row.arrival > self.after
+            and (self.before is None or (row.created_at, row.arrival) < self.before)
             and (
                 self.prefix is None or row.run_id.startswith(self.prefix) or (row.run_key or "").startswith(self.prefix)
             )
             and (self.parent is None or row.parent_id == self.parent)
             and (self.conversation is None or row.conversation == self.conversation)
-            and (self.lane is None or row.lane == self.lane)
+            and (self.concurrency_key is None or row.concurrency_key == self.concurrency_key)
             and (self.tenant is None or row.tenant == self.tenant)
             and (self.run_key is None or row.run_key == self.run_key)
             and (self.reason is None or row.reason == self.reason or row.reason.startswith(f"{self.reason} "))
@@ -218,9 +224,9 @@ class RunFilter(NamedTuple):
         """Return those of all stored rows that `read("find", …)` returns. For a store without indexes."""
         found = (row for row in rows if self.admits(row))
         if self.newest_first:
-            ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.n))
+            ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.arrival))
         else:
-            ordered = heapq.nsmallest(self.limit, found, key=lambda row: row.n)
+            ordered = heapq.nsmallest(self.limit, found, key=lambda row: row.arrival)
         return [self.shortened(row) for row in ordered]
 
     def shortened(self, row: RunRow) -> RunRow:
@@ -314,8 +320,8 @@ class RunUpdate(NamedTuple):
     reason: str = ""
     failures: int = 0
     crashes: int = 0
-    stalls: int = 0
-    mark: int = -1
+    crashes_in_row: int = 0
+    min_step_count: int = -1
     output: str | None = None
     error: str | None = None
     cursor: int = -1  # number of the last message that the claim has read; -1: do not check
@@ -392,7 +398,12 @@ class MailboxMessage(NamedTuple):
     seq: int = 0  # its number in the mailbox, from 1, set by `RunTransitions.post`
 
 
-keep_former_names(RunRow, changed="with_values", told="decoded")
+keep_former_names(RunRow, changed="with_values", told="decoded", **_FORMER)
+keep_former_names(RunUpdate, stalls="crashes_in_row", mark="min_step_count")
+keep_former_names(RunFilter, lane="concurrency_key")
+# A backend of 0.6.0 calls `row._replace(n=…)` to add a row, and a program `find(RunFilter(lane=…))`.
+keep_former_arguments(RunRow, "_replace", **_FORMER)
+keep_former_arguments(RunFilter, "__new__", lane="concurrency_key")
 keep_former_names(ClaimRequest, light="ready_only", seconds="wait_seconds", standing="wait_name")
 
 
@@ -409,9 +420,9 @@ def as_claimed(row: RunRow, ticket: str, request: ClaimRequest) -> RunRow:
         started_at=row.started_at or request.wall,
         updated_at=request.wall,
         due_at=0.0,
-        held=0,
+        blocked=0,
         crashes=row.crashes + crash,
-        stalls=row.stalls + crash,
+        crashes_in_row=row.crashes_in_row + crash,
         parked=0 if crash else row.parked,
     )
 
@@ -419,7 +430,8 @@ def as_claimed(row: RunRow, ticket: str, request: ClaimRequest) -> RunRow:
 def as_reopened(row: RunRow, now: float) -> RunRow:
     """Return the row in a new generation: counters, result and cancellation are reset."""
     return row.with_values(
-        status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
+        status="pending", generation=row.generation + 1, failures=0, crashes=0, crashes_in_row=0, min_step_count=-1,
+        parked=0,
         reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
     )  # fmt: skip
 
@@ -428,8 +440,8 @@ def as_abandoned(row: RunRow, now: float) -> RunRow:
     """Return the row of an inline run whose process has ended: it blocks no other run of its concurrency key."""
     crash = 1 if row.status == "running" else 0
     return row.with_values(
-        status="pending", held=SET_ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
-        stalls=row.stalls + crash, parked=0 if crash else row.parked,
+        status="pending", blocked=SET_ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
+        crashes_in_row=row.crashes_in_row + crash, parked=0 if crash else row.parked,
     )  # fmt: skip
 
 
@@ -438,7 +450,8 @@ def as_updated(row: RunRow, how: RunUpdate) -> RunRow:
     ended = how.now if how.status not in LIVE else None
     return row.with_values(
         status=how.status, due_at=how.due_at, parked=how.parked, reason=how.reason, failures=how.failures,
-        crashes=how.crashes, stalls=how.stalls, mark=how.mark, output=how.output, error=how.error,
+        crashes=how.crashes, crashes_in_row=how.crashes_in_row, min_step_count=how.min_step_count, output=how.output,
+        error=how.error,
         ended_at=ended, updated_at=how.now, lease_until=row.lease_until if how.status == "running" else 0.0,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .payload_fields import decode_committed
 from .records import (
     ANSWER,
+    COLUMNS,
     IN_DOUBT,
     QUESTION,
     QUEUED_BEHIND,
@@ -130,7 +131,7 @@ _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
 _SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.
 _STANDING = "local STANDING, LETTER = 8, 60000"
-_CELLS = {name.upper(): index for index, name in enumerate(RunRow._fields, 1)}
+_CELLS = {name.upper(): index for index, name in enumerate(COLUMNS, 1)}
 
 
 def _with_indexes(lua: str) -> str:

@@ -69,7 +69,7 @@ def _lists(wanted: RunFilter) -> list[str] | None:
         (wanted.asking, "asking"),
         (wanted.retrying, "retrying"),
         (wanted.conversation is not None, f"by:conversation:{wanted.conversation}"),
-        (wanted.lane is not None, f"by:lane:{wanted.lane}"),
+        (wanted.concurrency_key is not None, f"by:lane:{wanted.concurrency_key}"),
         (wanted.parent is not None, f"by:parent:{wanted.parent}"),
         (wanted.reason, f"reason:{' '.join((wanted.reason or '').split(' ')[:2])}"),
     ):

@@ -14,20 +14,20 @@ from .._core.codec.json import encode
 from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
-from .records import ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
+from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
 from .sqlite_find import agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between checks for dead processes in claims
 DUE_AT_ONCE = 5_000  # most delayed runs that one claim makes ready; the next claim continues
 LARGEST_KEPT = 4_000  # most characters of input of a row that is cached in memory while it runs
-_N = RunRow._fields.index("n")
-_INDEXES = tuple(index for index in range(len(RunRow._fields)) if index != _N)
+_N = COLUMNS.index("n")
+_INDEXES = tuple(index for index in range(len(COLUMNS)) if index != _N)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
     "parent_id", "lane", "conversation", "tenant",
 )  # fmt: skip
-_CHANGEABLE = tuple(index for index in _INDEXES if RunRow._fields[index] not in _FIXED)
+_CHANGEABLE = tuple(index for index in _INDEXES if COLUMNS[index] not in _FIXED)
 
 MIGRATIONS = (
     """CREATE TABLE arc_runs (
@@ -183,7 +183,7 @@ def _update(indexes: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any
 
     Other columns are left out, because SQLite would update their indexes too.
     """
-    names = ", ".join(f"{RunRow._fields[index]} = ?" for index in indexes)
+    names = ", ".join(f"{COLUMNS[index]} = ?" for index in indexes)
     return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*indexes, _N)
 
 
@@ -208,7 +208,7 @@ class SQLiteTransitions(RunTransitions):
         self.tx.held(run_id, token)
 
     def add(self, row: RunRow) -> RunRow:
-        row = row.with_values(n=self.tx.execute(_INSERT, (*row[:_N], *row[_N + 1 :])).lastrowid)
+        row = row.with_values(arrival=self.tx.execute(_INSERT, (*row[:_N], *row[_N + 1 :])).lastrowid)
         self._remember(row)
         return row
 
@@ -223,7 +223,7 @@ class SQLiteTransitions(RunTransitions):
 
     def replace_contents(self, row: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
-        self.tx.execute(_REWRITE, (*contents_of(row), row.n))
+        self.tx.execute(_REWRITE, (*contents_of(row), row.arrival))
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
         found = (run_id, old.seq, old.kind, old.msg_id, old.payload)
@@ -231,7 +231,9 @@ class SQLiteTransitions(RunTransitions):
 
     def move(self, row: RunRow, after: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
-        self.tx.execute("UPDATE arc_runs SET tenant = ?, held = ? WHERE n = ?", (after.tenant, after.held, row.n))
+        self.tx.execute(
+            "UPDATE arc_runs SET tenant = ?, held = ? WHERE n = ?", (after.tenant, after.blocked, row.arrival)
+        )
 
     def _remember(self, row: RunRow) -> None:
         if row.status == "running" and len(row.input) <= LARGEST_KEPT:
@@ -239,7 +241,7 @@ class SQLiteTransitions(RunTransitions):
 
     def drop(self, row: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
-        self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
+        self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.arrival,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
@@ -247,7 +249,7 @@ class SQLiteTransitions(RunTransitions):
         if not due:
             return ()
         update = (_MAKE_READY, (wall,)) if due <= DUE_AT_ONCE else (_MAKE_FIRST_READY, (wall, DUE_AT_ONCE))
-        groups = [(lane, tenant) for lane, tenant in self.tx.execute(*update) if lane is not None]
+        groups = [(key, tenant) for key, tenant in self.tx.execute(*update) if key is not None]
         return tuple(dict.fromkeys(groups))
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
@@ -276,7 +278,7 @@ class SQLiteTransitions(RunTransitions):
         for agent in keys:
             found += fetch(self.tx.execute(_READY, (agent, limit)))
         if len(keys) > 1:
-            found.sort(key=lambda row: (-row.priority, row.n))
+            found.sort(key=lambda row: (-row.priority, row.arrival))
             found = found[:limit]
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
@@ -285,11 +287,11 @@ class SQLiteTransitions(RunTransitions):
         """Return the agents with ready or running runs, with one index lookup for each agent."""
         return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
 
-    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return _one(self.tx.execute(_HEAD, (lane, tenant)))
+    def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant)))
 
-    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return _one(self.tx.execute(_BEHIND, (lane, tenant)))
+    def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_BEHIND, (concurrency_key, tenant)))
 
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
         return fetch(self.tx.execute(_LAPSED, (want.lease_now,)))

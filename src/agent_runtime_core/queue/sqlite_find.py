@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from .._core.ids import known_uuid
 from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
-from .records import IN_DOUBT, RunCounts, RunFilter, RunRow, damaged, end_of_prefix
+from .records import COLUMNS, IN_DOUBT, RunCounts, RunFilter, RunRow, damaged, end_of_prefix
 
 FEW = 1000  # most runs of a prefix that are sorted; more are read in order of creation, as many of these then match
 MANY = 10_000  # the same for the runs of another index in order of arrival
@@ -40,9 +40,9 @@ def checked_row(row: Sequence[Any]) -> RunRow:
     Raises:
         StorageCorrupt: if it is not as it was written.
     """
-    if len(row) != len(RunRow._fields):
+    if len(row) != len(COLUMNS):
         raise StorageCorrupt(
-            f"run {brief(row[0])}: its row must have {len(RunRow._fields)} columns, got {len(row)}. Restore a backup"
+            f"run {brief(row[0])}: its row must have {len(COLUMNS)} columns, got {len(row)}. Restore a backup"
         )
     found: RunRow = tuple.__new__(RunRow, row)
     if (column := _invalid_column(tuple(map(type, row)))) is not None:
@@ -88,7 +88,7 @@ def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
         ("retrying", wanted.retrying, ("failures > 0 AND ended_at IS NULL", ())),
         ("conversation", wanted.conversation is not None, ("conversation = ?", (wanted.conversation,))),
         ("key", wanted.run_key is not None, ("run_key = ?", (wanted.run_key,))),
-        ("lane", wanted.lane is not None, ("lane = ?", (wanted.lane,))),
+        ("lane", wanted.concurrency_key is not None, ("lane = ?", (wanted.concurrency_key,))),
         ("parent", wanted.parent is not None, ("parent_id = ?", (wanted.parent,))),  # SQLite sorts these
     ]
     return [(index, condition) for index, is_given, condition in given if is_given]
@@ -219,13 +219,13 @@ def _columns(wanted: RunFilter) -> str:
     left_out = _LIGHT if wanted.light else _WITHOUT_INPUT if wanted.without_input else None
     if left_out is None:
         return "*"
-    return ", ".join(left_out.get(name, name) for name in RunRow._fields)
+    return ", ".join(left_out.get(name, name) for name in COLUMNS)
 
 
 def _rows(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -> list[RunRow]:
     """Return the rows with these `n`, in that order."""
     query = _query(_columns(wanted), "", (_THESE,), "")
-    rows = {row.n: row for row in fetch(view.execute(query, (json.dumps(numbers),)))}
+    rows = {row.arrival: row for row in fetch(view.execute(query, (json.dumps(numbers),)))}
     return [rows[n] for n in numbers if n in rows]
 
 

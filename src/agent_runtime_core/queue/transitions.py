@@ -60,8 +60,8 @@ class RunTransitions(ABC):
       sees or changes it in between.
     * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
       `next_in_group` and `abandoned_inline` find rows.
-    * A group is all rows of one concurrency key and tenant (`RunRow.lane`, `RunRow.tenant`). At most one live row of a
-      group has `held` 0. While no row has, those with `held` QUEUED_BEHIND are all delayed.
+    * A group is all rows of one `concurrency_key` and `tenant`. At most one live row of a group has `blocked` 0. While
+      no row has, those with `blocked` QUEUED_BEHIND are all delayed.
 
     Args:
         tx: The open transaction of the engine. It has `fence(key, token)` and `notify(topic)`.
@@ -97,11 +97,11 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
-        """Store a new row, pending or already claimed, and return it with its `n`, which is greater than all before."""
+        """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier ones."""
 
     @abstractmethod
     def save(self, row: RunRow) -> None:
-        """Replace the stored row with the same `n`."""
+        """Replace the stored row with the same `arrival`."""
 
     @abstractmethod
     def drop(self, row: RunRow) -> None:
@@ -114,7 +114,7 @@ class RunTransitions(ABC):
         If there are very many, it may change only those of the greatest priorities; later claims change the others.
 
         Returns:
-            The concurrency key and the tenant of each changed row whose `held` is QUEUED_BEHIND.
+            The concurrency key and the tenant of each changed row whose `blocked` is QUEUED_BEHIND.
         """
 
     @abstractmethod
@@ -127,25 +127,26 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `held` 0.
+        """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `blocked` 0.
 
-        At most `limit` rows, the greatest priority first, then the smallest `n`.
+        At most `limit` rows, the greatest priority first, then the smallest `arrival`.
         """
 
     @abstractmethod
-    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        """Return the live row with that concurrency key and tenant, and `held` 0."""
+    def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        """Return the live row with that concurrency key and tenant, and `blocked` 0."""
 
     @abstractmethod
-    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
+    def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         """Return the row with that concurrency key and tenant that may be claimed next.
 
-        Of the rows with `held` QUEUED_BEHIND and `due_at` 0, it has the greatest priority, then the smallest `n`.
+        Of the rows with `blocked` QUEUED_BEHIND and `due_at` 0, it has the greatest priority, then the smallest
+        `arrival`.
         """
 
     @abstractmethod
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        """Return pending and running rows with a concurrency key, an origin, `held` 0 and an expired lease."""
+        """Return pending and running rows with a concurrency key, an origin, `blocked` 0 and an expired lease."""
 
     @abstractmethod
     def message_number(self, run_id: str, msg_id: str) -> int | None:
@@ -156,7 +157,7 @@ class RunTransitions(ABC):
         """Store a message, whose `seq` is set, in the mailbox of a run."""
 
     def replace_contents(self, row: RunRow) -> None:
-        """Replace the `CONTENTS` of the stored row with the same `n`. By default `save` does it."""
+        """Replace the `CONTENTS` of the stored row with the same `arrival`. By default `save` does it."""
         self.save(row)
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
@@ -164,7 +165,7 @@ class RunTransitions(ABC):
         raise NotSupported(f"{type(self).__name__} does not define replace_message, so payloads cannot be re-encoded")
 
     def move(self, row: RunRow, after: RunRow) -> None:
-        """Replace a stored row by the same row with another tenant, and with the `held` of its new group."""
+        """Replace a stored row by the same row with another tenant, and with the `blocked` of its new group."""
         raise NotSupported(f"{type(self).__name__} does not define move, so stored runs cannot be given to a tenant")
 
     def save_process(self, row: ProcessRow, kept: float) -> None:
@@ -195,25 +196,25 @@ class RunTransitions(ABC):
     def _save(self, row: RunRow) -> RunRow:
         self.save(row)
         self.notify("work" if row.status in LIVE else "done")
-        if row.lane is not None and (row.held or row.status not in LIVE):
-            self._release(row.lane, row.tenant)
+        if row.concurrency_key is not None and (row.blocked or row.status not in LIVE):
+            self._release(row.concurrency_key, row.tenant)
         return row
 
-    def _release(self, lane: str, tenant: str) -> None:
+    def _release(self, concurrency_key: str, tenant: str) -> None:
         """Unblock the next run of a group, if no run of it is active."""
-        if self.active_in_group(lane, tenant) is None and (row := self.next_in_group(lane, tenant)) is not None:
-            self.save(row.with_values(held=0))
+        group = concurrency_key, tenant
+        if self.active_in_group(*group) is None and (row := self.next_in_group(*group)) is not None:
+            self.save(row.with_values(blocked=0))
             self.notify("work")
 
     def _enter_group(self, row: RunRow) -> RunRow:
         """Return a pending row, blocked if its concurrency key requires it."""
-        if row.lane is None:
+        if row.concurrency_key is None:
             return row
         if row.origin:
-            return row.with_values(held=SET_ASIDE)
-        return row.with_values(
-            held=QUEUED_BEHIND if row.due_at > 0 or self.active_in_group(row.lane, row.tenant) is not None else 0
-        )
+            return row.with_values(blocked=SET_ASIDE)
+        waits = row.due_at > 0 or self.active_in_group(row.concurrency_key, row.tenant) is not None
+        return row.with_values(blocked=QUEUED_BEHIND if waits else 0)
 
     def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
         row = self.get(run_id)
@@ -242,7 +243,7 @@ class RunTransitions(ABC):
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = as_claimed(row, above(ticket, row.claim_id), want)
-        if row.n == 0:  # not stored yet
+        if row.arrival == 0:  # not stored yet
             row = self.add(row)
         else:
             self.save(row)
@@ -253,8 +254,8 @@ class RunTransitions(ABC):
         """Claim up to one run for each ticket, those with expired leases first."""
         found: list[RunRow] = []
         if not want.ready_only:
-            for lane, tenant in self.make_due_ready(want.wall):
-                self._release(lane, tenant)
+            for group in self.make_due_ready(want.wall):
+                self._release(*group)
             found = self.expired_leases(want, len(want.tickets))
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
@@ -303,7 +304,7 @@ class RunTransitions(ABC):
         if active is not None:
             if wait:
                 candidate = candidate.with_values(
-                    held=QUEUED_BEHIND, due_at=0.0, origin=candidate.origin and row.origin, holder=want.holder,
+                    blocked=QUEUED_BEHIND, due_at=0.0, origin=candidate.origin and row.origin, holder=want.holder,
                     lease_until=want.lease_now + INLINE_RESERVATION,
                 )  # fmt: skip
                 _ = self.add(candidate) if stored is None else self.save(candidate)
@@ -317,8 +318,8 @@ class RunTransitions(ABC):
     def _active_run(self, row: RunRow, want: ClaimRequest) -> RunRow | None:
         """Return the active run with the concurrency key of `row`, after setting abandoned inline runs aside."""
         while (
-            row.lane is not None
-            and (active := self.active_in_group(row.lane, row.tenant)) is not None
+            row.concurrency_key is not None
+            and (active := self.active_in_group(row.concurrency_key, row.tenant)) is not None
             and active.run_id != row.run_id
         ):
             if not active.origin or active.status == "waiting" or not self._has_ended(active, want):
@@ -396,7 +397,7 @@ class RunTransitions(ABC):
         if mail.kind == "cancel" and row.cancel_at is None:
             # No later claim runs its code, so any worker may end it if its own process has ended or released it.
             after = after.with_values(cancel_at=mail.t, origin="")
-            if after.held == SET_ASIDE:
+            if after.blocked == SET_ASIDE:
                 after = self._enter_group(after)
         if row.status == "waiting":
             after = after.with_values(status="pending", due_at=0.0)
@@ -417,7 +418,7 @@ class RunTransitions(ABC):
         self.fence(run_id, None)
         self.notify("mail")
         return self._save(
-            row.with_values(status=status, held=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now)
+            row.with_values(status=status, blocked=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now)
         )
 
     def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
@@ -448,12 +449,12 @@ class RunTransitions(ABC):
         """Delete a run that has ended.
 
         Raises:
-            RowChanged: if it is live, or has another generation or `n`.
+            RowChanged: if it is live, or has another generation or `arrival`.
         """
         row = self.get(run_id)
         if row is None:
             return
-        if row.status in LIVE or (row.generation, row.n) != (generation, n):
+        if row.status in LIVE or (row.generation, row.arrival) != (generation, n):
             raise RowChanged
         self.drop(row)
         self.fence(run_id, None)
@@ -493,14 +494,14 @@ class RunTransitions(ABC):
         if row.idem_key is not None and self.by_key(row.idem_key, tenant) is not None:
             return "taken"
         after = row.with_values(tenant=tenant)
-        if row.lane is not None and row.status in LIVE:
+        if row.concurrency_key is not None and row.status in LIVE:
             if row.status == "pending":
                 after = self._enter_group(after)
-            elif self.active_in_group(row.lane, tenant) is not None:
+            elif self.active_in_group(row.concurrency_key, tenant) is not None:
                 return "taken"
         self.move(row, after)
-        if row.lane is not None and row.status in LIVE:
-            self._release(row.lane, row.tenant)
+        if row.concurrency_key is not None and row.status in LIVE:
+            self._release(row.concurrency_key, row.tenant)
         return "assigned"
 
     def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.lazy_import import lazily
-from .approvals import ApprovalRequest
-from .open_run import SyncRun, open_run, open_run_sync
-from .processes import ProcessInfo
-from .runner import AgentRunner
-from .settings import RunInfo, RunnerConfig
+from .._core.lazy_exports import lazy_exports
+from .approvals import ApprovalRequest as ApprovalRequest
+from .open_run import SyncRun as SyncRun
+from .open_run import open_run as open_run
+from .open_run import open_run_sync as open_run_sync
+from .processes import ProcessInfo as ProcessInfo
+from .runner import AgentRunner as AgentRunner
+from .settings import RunInfo as RunInfo
+from .settings import RunnerConfig as RunnerConfig
 
 if TYPE_CHECKING:
-    from .reencryption import Reencryption, reencrypt
-
-__all__ = [
-    "AgentRunner",
-    "ApprovalRequest",
-    "ProcessInfo",
-    "Reencryption",
-    "RunInfo",
-    "RunnerConfig",
-    "SyncRun",
-    "open_run",
-    "open_run_sync",
-    "reencrypt",
-]
-
-_LAZY = {name: f".reencryption:{name}" for name in ("Reencryption", "reencrypt")}
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from .reencryption import Reencryption as Reencryption
+    from .reencryption import reencrypt as reencrypt
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {".reencryption": "Reencryption reencrypt"},
+        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunnerConfig SyncRun open_run open_run_sync",
+    )

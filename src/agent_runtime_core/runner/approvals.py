@@ -96,7 +96,7 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
     """Yield the open questions of these runs that follow a position."""
     for row in rows:
         for question in open_questions(row):
-            position = _Position(question.asked_at, row.n, question.request_id)
+            position = _Position(question.asked_at, row.arrival, question.request_id)
             if after is None or position > after:
                 yield position, row, question
 
@@ -118,7 +118,7 @@ async def open_requests(
         first = heapq.nsmallest(limit, (*first, *_in(rows, start)))
         if len(rows) < _BATCH:
             break
-        wanted = wanted._replace(after=rows[-1].n)
+        wanted = wanted._replace(after=rows[-1].arrival)
     runs = list(dict.fromkeys(row.run_id for _, row, _ in first))
     mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
     asked = ((each[1], _request(*each, mail[each[1].run_id])) for each in first)

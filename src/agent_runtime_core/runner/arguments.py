@@ -100,7 +100,7 @@ def run_filter(
         prefix=None if prefix is None else checked_name("prefix", prefix),
         parent=None if parent is None else stored_id(parent, owner),
         conversation=of_conversation,
-        lane=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
+        concurrency_key=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
         reason=None if reason is None else checked_name("reason", reason),
         tenant=owner or None,
     )  # fmt: skip
@@ -123,7 +123,7 @@ def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
     worker = there.worker if there.status == "running" else None
     since = there.claimed_at if worker else None
     return RunBusy(
-        there.run_key or there.run_id, worker, since, there.lane if outcome == "behind" else None,
+        there.run_key or there.run_id, worker, since, there.concurrency_key if outcome == "behind" else None,
         ago="" if since is None else shown_duration(now - since),
     )  # fmt: skip
 

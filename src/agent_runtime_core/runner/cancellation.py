@@ -253,11 +253,11 @@ class AbandonedRuns:
     async def end_all(self) -> None:
         """End all running runs that are abandoned, as `end_tree` does for a caller that does not wait."""
         wanted = RunFilter(("running",), limit=_PAGE, light=True)
-        while (rows := await self._queue.find(wanted)) and rows[-1].n > wanted.after:
+        while (rows := await self._queue.find(wanted)) and rows[-1].arrival > wanted.after:
             for row in rows:
                 if row.cancel_at is not None:
                     await self.end_tree(row.run_id, waiting=False)
-            wanted = wanted._replace(after=rows[-1].n)
+            wanted = wanted._replace(after=rows[-1].arrival)
 
     async def _is_abandoned(self, row: RunRow, waiting: bool) -> bool:
         if row.status not in LIVE or row.cancel_at is None or not await self._is_over(row):

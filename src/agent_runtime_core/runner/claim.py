@@ -149,7 +149,7 @@ class HeldClaim:
     async def update(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
         before = self.row
-        update = self.run_update("running", **{"stalls": before.stalls, **changes})
+        update = self.run_update("running", **{"crashes_in_row": before.crashes_in_row, **changes})
         row: RunRow = (await self.writer.update_run(update))[0]
         # The deadline of an `execute` applies to this call only; the stored row has its own.
         self.row = row.with_values(parked=before.parked, reason=before.reason, deadline=before.deadline)
@@ -177,21 +177,22 @@ class HeldClaim:
 
     # -- release
 
-    def run_update(self, status: str, *, stalls: int = 0, **changes: Any) -> RunUpdate:
+    def run_update(self, status: str, *, crashes_in_row: int = 0, **changes: Any) -> RunUpdate:
         """Return the change of the row that leaves this claim."""
         row = self.row
         if status in LIVE:
             # The reason of the last failure or deferral, and its duration, must survive a release of the claim.
             changes = {"error": row.error, **changes}
         else:
-            # A mark of 0 or more says that the journal has this end. An end that only the queue knows leaves -1.
-            changes["mark"] = max(row.mark, 0)
-        return self.backends.queue.unchanged_update(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
+            # A count of 0 or more says that the journal has this end. An end that only the queue knows leaves -1.
+            changes["min_step_count"] = max(row.min_step_count, 0)
+        unchanged = self.backends.queue.unchanged_update(row, row.claim_id)
+        return unchanged._replace(status=status, crashes_in_row=crashes_in_row, **changes)
 
     def unchanged_release(self) -> RunUpdate:
         """Return the change of the row that releases the claim: no attempt is used, and the next one resumes."""
         return self.run_update(
-            "pending", parked=int(self.attempt_recorded), stalls=self.row.stalls, reason="handed back"
+            "pending", parked=int(self.attempt_recorded), crashes_in_row=self.row.crashes_in_row, reason="handed back"
         )
 
     async def release_with(self, update: RunUpdate) -> None:
@@ -234,7 +235,7 @@ class HeldClaim:
         With an error, the run is claimed again after some seconds.
         """
         row = self.row
-        update = self.run_update("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        update = self.run_update("pending", crashes_in_row=row.crashes_in_row, parked=row.parked, reason=row.reason)
         await self._release_in_queue(update if error is None else self._deferred(update, error, jitter))
 
     async def _release_in_queue(self, update: RunUpdate) -> None:
@@ -272,7 +273,7 @@ class HeldClaim:
             text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        update = self.run_update(name, stalls=row.stalls, reason=reason, cursor=cursor)
+        update = self.run_update(name, crashes_in_row=row.crashes_in_row, reason=reason, cursor=cursor)
         ops = await self._notify_relatives(name, text)
         events = await self._completion_operations(result)
         await self._end_and_claim_next(update, [self.writer.merge_begin_and_end(record)], ops, events)

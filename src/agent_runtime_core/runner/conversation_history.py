@@ -52,7 +52,7 @@ class ConversationHistory:
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
-        self._number = row.n  # distinguishes the run from a deleted one with the same id
+        self._number = row.arrival  # distinguishes the run from a deleted one with the same id
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
         self._is_long: bool | None = None  # whether a saved result refers to them; None if not known yet
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet

@@ -16,7 +16,7 @@ def is_crash_suspect(row: RunRow, max_crashes: int) -> bool:
 
     A run that has not crashed is none, even with `max_crashes` 1: a worker would execute all runs one at a time.
     """
-    return row.stalls > 0 and row.stalls == max_crashes - 1
+    return row.crashes_in_row > 0 and row.crashes_in_row == max_crashes - 1
 
 
 def crashes_without_progress(row: RunRow, recorded: int) -> int:
@@ -26,8 +26,8 @@ def crashes_without_progress(row: RunRow, recorded: int) -> int:
         row: The run.
         recorded: How many finished steps its journal has.
     """
-    if recorded <= max(row.mark, 0):
-        return row.stalls
+    if recorded <= max(row.min_step_count, 0):
+        return row.crashes_in_row
     return int(not row.parked)  # the claim of a parked run that was resumed is no crash
 
 

@@ -8,13 +8,15 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
 from typing import Any, cast
 
-from .._core.codec.json import decode
+from .._core.codec.json import decode, decode_known
 from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
+from .._core.ids import RunTrace, known_uuid
 from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import contained, done_in_time, is_abandoned, wait_cancelled
@@ -22,12 +24,13 @@ from .._core.validation import must
 from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
-from .._execution.result_codec import decode_result
+from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services, Stop
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.step_scope import CANCEL_HOOK, Identity, StepScope
 from .._execution.sync_context import in_agent, run_agent
-from .._journal.record import ATTEMPT, RESUMED, Record
+from .._execution.tracing import trace_of
+from .._journal.record import ATTEMPT, RESUMED, Record, is_copied
 from ..errors import (
     AgentRuntimeError,
     LeaseLost,
@@ -43,6 +46,7 @@ from ..interfaces import AgentRuntime, ErrorInfo, RunResult, describe
 from ..persistence.fencing import CURRENT_CLAIM
 from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
+from ..tracing.tracer import Tracer
 from .backends import Backends
 from .claim import HeldClaim, error_name
 from .completion_hooks import HistoryReader
@@ -70,10 +74,8 @@ from .outcomes import (
     with_counted_usage,
     without_result,
 )
-from .run_conversation import RunConversation
-from .run_tracing import RunTracing
+from .run_conversation import RunConversation, UnreadMessages
 from .settings import RunnerConfig
-from .unread_messages import UnreadMessages
 
 _RUNNING = RunStatus.RUNNING.value
 #: After these errors the same run may be executed later, or by another worker.
@@ -224,12 +226,12 @@ class RunExecution:
             # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
             # released may have one; so has a fork, whose mark counts its records.
             row = self.row
-            is_first = row.attempt == 1 and row.generation == 1 and row.mark < 0
+            is_first = row.attempt == 1 and row.generation == 1 and row.min_step_count < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
             records = await self.writer.open(fresh=fresh)
             trace = None if self.tracing is None else self.tracing.start(records)
             # Only claims that were taken over may still write. A claim that was released does not.
-            if self.recorder is not None and (row.stalls or row.generation > 1):
+            if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
             journal = StepJournal(self.writer, records, self.control)
             journal.trace = trace
@@ -250,13 +252,13 @@ class RunExecution:
         engine than the row is not checked: it may have been in the memory of a process that has ended.
         """
         row = self.row
-        if journal.view.ends < row.mark and self.backends.together:
+        if journal.view.ends < row.min_step_count and self.backends.together:
             raise StorageCorrupt(
-                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {journal.view.ends} are found; "
-                "it was not modified. Restore a backup"
+                f"run {row.run_id}: the ends of {row.min_step_count} steps were recorded and {journal.view.ends} are "
+                "found; it was not modified. Restore a backup"
             )
-        if journal.view.ends and not row.stalls:  # else the mark is written together with the crash counter
-            self.claim.replace_row(mark=journal.view.ends)
+        if journal.view.ends and not row.crashes_in_row:  # else the count is written together with the crash counter
+            self.claim.replace_row(min_step_count=journal.view.ends)
 
     async def end_without_running(self, journal: RunJournal) -> RunResult | None:
         """Finish the run without executing any code, if it must not or need not start.
@@ -269,10 +271,10 @@ class RunExecution:
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
-        if row.stalls:
+        if row.crashes_in_row:
             crashes = crashes_without_progress(row, journal.view.ends)
             if crashes < self.config.max_crashes or self.inline:
-                await self.claim.update(stalls=crashes, mark=journal.view.ends)
+                await self.claim.update(crashes_in_row=crashes, min_step_count=journal.view.ends)
         facts = self._facts(self.control.stopped, journal.view.usage)._replace(row=row)  # as it was claimed
         end = self.policy.before_start(facts, crashes, journal.view.length)
         if isinstance(end, Cancelled):
@@ -308,8 +310,8 @@ class RunExecution:
             if is_crash_suspect(self.row, self.config.max_crashes):
                 with contextlib.suppress(AgentRuntimeError):
                     recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
-                    if (stalls := crashes_without_progress(self.row, recorded)) < self.row.stalls:
-                        self.claim.replace_row(stalls=stalls, mark=recorded)
+                    if (in_row := crashes_without_progress(self.row, recorded)) < self.row.crashes_in_row:
+                        self.claim.replace_row(crashes_in_row=in_row, min_step_count=recorded)
         finally:
             await self.release_unstarted()
 
@@ -538,9 +540,9 @@ class RunExecution:
             log.warning(
                 "attempt %d of %s failed: %s, next attempt in %.3g s", row.attempt, claim.label, name, retry.delay
             )
-        stalls = row.stalls if retry.deferred else 0
+        in_row = row.crashes_in_row if retry.deferred else 0
         if isinstance(retry, RetryHere):
-            await claim.renew(failures=retry.failures, stalls=stalls, error=retry.error_text)
+            await claim.renew(failures=retry.failures, crashes_in_row=in_row, error=retry.error_text)
             if retry.deferred:
                 claim.replace_row(parked=1, reason=kind)
             else:
@@ -550,8 +552,9 @@ class RunExecution:
             LOGGED_RUN.set(self.logged)
             return
         due_at = claim.clock.wall() + retry.delay if retry.delay else 0.0
+        reason = kind if retry.deferred else ""
         update = claim.run_update(
-            "pending", due_at=due_at, stalls=stalls, parked=int(retry.deferred), reason=kind if retry.deferred else ""
+            "pending", due_at=due_at, crashes_in_row=in_row, parked=int(retry.deferred), reason=reason
         )
         await claim.release_with(update._replace(failures=retry.failures, error=retry.error_text))
 
@@ -589,8 +592,8 @@ class RunExecution:
         context.run(RUN.set, self.control)
         context.run(ACTIVE_RUN.set, self.control)
         context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
-        if self.row.lane is not None:
-            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.lane, self.row.tenant)
+        if self.row.concurrency_key is not None:
+            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.concurrency_key, self.row.tenant)
             context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: self.row.run_id})
         return context
 
@@ -676,3 +679,80 @@ class RunExecution:
         self.calls.time_limit_at += self._deferred_seconds
         self._deferred_seconds = 0.0
         return True
+
+
+class RunTracing:
+    """The traces of one execution.
+
+    Args:
+        claim: The claim of the execution.
+        tracer: Passes the traces on.
+        operation: What the agent does, as spans name it; None for "invoke_agent".
+    """
+
+    def __init__(self, claim: HeldClaim, tracer: Tracer, operation: str | None) -> None:
+        self._claim, self._tracer, self._operation = claim, tracer, operation
+        self._started = False
+        self._trace: RunTrace | None = None  # of the present attempt; None before it starts
+
+    def start(self, records: Sequence[Record]) -> RunTrace:
+        """Report that the execution begins. Another attempt in the same execution reports itself by its event.
+
+        Args:
+            records: The journal of the run, as it is before the attempt.
+
+        Returns:
+            The place of the present attempt in the trace of the run.
+        """
+        row = self._claim.row
+        self._trace = trace = trace_of(row, records)
+        if self._started:
+            return trace
+        self._started = True
+        input_ = cast("dict[str, Any]", decode_known(row.input))
+        about = {
+            "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
+            "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
+            "operation": self._operation, "tenant": row.tenant or None, "trace": trace,
+            "previous": _previous(row, trace, records),
+        }  # fmt: skip
+        self._tracer.start_run(known_uuid(row.run_id), about)
+        return trace
+
+    def end(self, result: RunResult | None, control: RunControl) -> None:
+        """Report that the execution has ended.
+
+        Args:
+            result: The result of the run; None if it has none yet.
+            control: Says why it has none.
+        """
+        if not self._started:
+            return
+        self._started = False
+        run_id = known_uuid(self._claim.row.run_id)
+        if result is None:
+            self._tracer.end_run(run_id, "waiting" if control.parked else "lost" if control.lost else "given back")
+            return
+        about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
+        self._tracer.end_run(run_id, (result.status or RunStatus.FAILED).value, about)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context manager in which the span of the execution is the current one."""
+        if not self._tracer.activates or self._trace is None:
+            return nullcontext()
+        return self._tracer.activated(self._trace.execution.text)
+
+
+def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the execution before this one: its place in the trace, its time, and whether it crashed."""
+    own = [each for each in records if each.claim_id and not is_copied(each)]
+    if trace.resumes:
+        before = trace._replace(resumes=trace.resumes - 1)
+    elif row.crashes_in_row and not row.parked and trace.crashes:  # this claim took the run over
+        attempt = row.attempt - 1
+        resumes = sum(each.kind == RESUMED and each.attempt == attempt for each in own)
+        before = trace._replace(crashes=trace.crashes - 1, resumes=resumes)
+    else:
+        return None
+    last = [each.t for each in own if each.claim_id == own[-1].claim_id] or [row.started_at or row.created_at]
+    return {"trace": before, "crashed": not trace.resumes, "started_at": last[0], "ended_at": last[-1]}

@@ -50,7 +50,7 @@ async def fork(
         journal, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
     )
     row = _row(backends, source, cut, new_run_id, input, {"effects": effects} | ({} if by is None else {"by": by}))
-    row = row.with_values(mark=sum(each.kind == DONE for each in copies))
+    row = row.with_values(min_step_count=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
         await _join(backends, source, records, journal.view.origin, row.run_id)
@@ -207,8 +207,9 @@ def _row(
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
     input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
+    key, tenant = source.concurrency_key, source.tenant
     return backends.queue.new_row(
-        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=source.lane, tenant=source.tenant
+        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant
     )
 
 

@@ -99,8 +99,7 @@ async def reencrypt(
     batch = checked_int("batch", batch)
     if isinstance(store, AgentRunner):
         store.backends.require_writable()
-        has_stores = store._stores is not None or store._has_store_url
-        stores = store.persistence.document_stores() if has_stores else []
+        stores = store.document_stores()
         result = await _reencrypt(store.backends, stores, batch)
         if compact:
             await _compact([*store.backends, *stores])
@@ -245,7 +244,7 @@ class _Runs:
                     row.run_key or row.run_id for row, is_done in zip(part, done, strict=True) if not is_done
                 ]
             result.runs += len(rows)
-            wanted = wanted._replace(after=rows[-1].n)
+            wanted = wanted._replace(after=rows[-1].arrival)
 
     async def _reencrypt_together(self, rows: Sequence[RunRow]) -> list[bool]:
         running = [asyncio.create_task(self._reencrypt_run(row)) for row in rows]

@@ -24,13 +24,13 @@ async def vacuum(
     for status, age in retention.items():
         # By pages, each after the last one: a row that a damaged index lists and cannot find is not read forever.
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
-        while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
+        while (rows := await queue.find(wanted)) and rows[-1].arrival > wanted.after:
             for row in rows:
                 # It has been resumed since. Or without its key it cannot be deleted before its children.
                 with contextlib.suppress(RowChanged, *UNREADABLE):
                     await forget(backends, row, stores)
                     deleted += 1
-            wanted = wanted._replace(after=rows[-1].n)
+            wanted = wanted._replace(after=rows[-1].arrival)
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         compacts = getattr(commits, "compact", None)
         if compacts is not None and (compact or (compact is None and deleted)):
@@ -52,7 +52,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
     run_id = seen.run_id
     # Read again: the first read may be old, and another run may have the id now.
     row = await backends.queue.row(run_id)
-    if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
+    if row is None or row.status in LIVE or (row.generation, row.arrival) != (seen.generation, seen.arrival):
         raise RowChanged
     lineages = [run_id]
     if row.parent_id is not None or await backends.state.effects(run_id, "", ""):
@@ -61,7 +61,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
     leave = [Op("effect.leave", (each, run_id)) for each in lineages]
     # The queue's row is deleted last: after a crash in between the next `vacuum` finds it again.
     queue = backends.queue.commits
-    last = [Op("queue.delete", (run_id, row.generation, row.n))]
+    last = [Op("queue.delete", (run_id, row.generation, row.arrival))]
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
         ops, commits = [Op(name, (run_id,)), *(leave if backend is backends.state else ())], backend.commits
         if commits is queue:
@@ -86,4 +86,4 @@ async def _record_lineages_of_children(backends: Backends, parent: RunRow) -> No
                 continue
             # Without its records: only records of a fork name a lineage, and no fork has a parent.
             await join_lineage(StepJournal(ClaimWriter(child, *backends, queue.clock), []))
-        wanted = wanted._replace(after=children[-1].n)
+        wanted = wanted._replace(after=children[-1].arrival)

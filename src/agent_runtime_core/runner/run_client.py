@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._core.arguments import checked_int, checked_seconds, checked_tenant
-from .._core.codec.json import encode
+from .._core.codec.json import decode_dict, encode
 from .._core.ids import is_uuid, new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
 from .._core.log import about_run, log
 from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
 from .._execution.mailbox import checked_when, mailbox_id, mailbox_payload, message_of, user_message
+from .._execution.result_codec import decode_result, error_in, omitted_history_in
 from .._execution.run_control import RunRecorder
-from ..errors import IllegalTransition, LeaseLost, brief, text_of
+from ..errors import IllegalTransition, LeaseLost, StorageCorrupt, brief, text_of
 from ..events.base import EventBus
 from ..events.event import Event, size_of
 from ..interfaces import RunResult
@@ -46,12 +47,12 @@ from .backends import Backends
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
-from .results import result_of
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .settings import RunInfo, RunnerConfig
 
 if TYPE_CHECKING:
+    from ..persistence.documents.base import DocumentStore
     from ..persistence.manager import PersistenceManager
 
 
@@ -78,7 +79,7 @@ class RunClient:
         self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
         self._own_stores: PersistenceManager | None = None
         #: Queue, events and state are at one URL, so the stores are there too.
-        self._has_store_url: bool = False
+        self.stores_at_url: bool = False
 
     @property
     def backpressure_seconds(self) -> float:
@@ -105,7 +106,7 @@ class RunClient:
         """The stores of `ctx.persistence`: those passed, else those at the runner's URL, else those of the process."""
         if self._stores is not None:
             return self._stores
-        if not self._has_store_url:
+        if not self.stores_at_url:
             return cast("PersistenceManager", _manager("get_persistence_manager")())
         if self._own_stores is None:
             config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
@@ -116,6 +117,10 @@ class RunClient:
     def keeps_conversations(self) -> bool:
         """Whether the runner appends the messages of runs to conversations in `persistence`."""
         return self._conversation_services()[0] is not None
+
+    def document_stores(self) -> list[DocumentStore]:
+        """Return the stores of `persistence` that belong to this runner: none if it uses the stores of the process."""
+        return [] if self._stores is None and not self.stores_at_url else self.persistence.document_stores()
 
     def _fenced_stores(self) -> list[Committer]:
         """Where else the claims of runs may be known."""
@@ -134,7 +139,7 @@ class RunClient:
             return self._recorder, None
         if not self._keeps_conversations:
             return None, None
-        return (self._default_recorder, None) if self._has_store_url else (None, self._warn_not_kept)
+        return (self._default_recorder, None) if self.stores_at_url else (None, self._warn_not_kept)
 
     def _default_recorder(self, row: RunRow) -> RunRecorder | None:
         """Keep the conversation of the run in the stores at the runner's URL.
@@ -723,3 +728,35 @@ class RunClient:
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
         """`requeue` for code without an event loop, or in a thread next to one."""
         return call(self.requeue, *args, **kwargs)
+
+
+async def result_of(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
+    """Return the result of a finished run.
+
+    Args:
+        backends: Where the run is stored.
+        row: The run.
+        recorder: Returns what restores the history that the stored result refers to.
+    """
+    result = await _stored_result(backends, row, recorder)
+    result.run_key = row.run_key
+    return result
+
+
+async def _stored_result(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
+    record = await backends.state.ending(row.run_id)
+    if record is not None and record.attempt == row.generation and record.result is not None:
+        if omitted_history_in(record.result) is not None:
+            return await recorder(row).restore(record.result)
+        return decode_result(record.result)
+    succeeded = row.status == "succeeded" and row.output is None
+    had_journal = row.min_step_count >= 0 and backends.together
+    if succeeded and (had_journal or await backends.state.records(row.run_id)):
+        await backends.queue.require(row.run_id)  # it may have just been deleted
+        raise StorageCorrupt(
+            f"run {row.run_key or row.run_id!r} has succeeded, but the end of its journal is missing. Restore a backup"
+        )
+    # Finished by methods of the queue, or before its journal could be written.
+    output = row.decoded("output", decode_dict) if row.output else {}
+    error = row.decoded("error", error_in) if row.error else None
+    return RunResult(output, error=error, status=row.decoded("status", RunStatus), run_id=row.decoded("run_id", UUID))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import datetime as _dt
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._core.arguments import checked_tenant
+from .._core.clock import Clock
 from .._core.codec.json import decode
 from .._core.ids import known_uuid
 from .._core.log import log
-from .._core.per_loop import PerLoop
+from .._core.per_loop import PerLoop, call_in_loop
 from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
 from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
-from .._execution.run_control import Services
+from .._execution.run_control import Services, Stop
 from .._execution.tracing import with_traceparent
 from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
@@ -39,7 +43,6 @@ from .arguments import check_parts, concurrency_key_of, merged_input, run_busy_e
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
-from .inline_runs import InlineRuns
 from .lifespans import Lifespans
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
@@ -55,6 +58,100 @@ if TYPE_CHECKING:
 MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused although no other process owns the run
 
 _warned: set[str] = set()
+
+
+class _InlineRun:
+    """A run that is executed in its caller's task."""
+
+    def __init__(self, execution: RunExecution) -> None:
+        self.execution = execution
+        self.run_id: str = execution.row.run_id
+        self.within: tuple[str, ...] = ENCLOSING_RUNS.get(())
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.ended: Future[None] = Future()
+
+    def release(self) -> None:
+        if not self.execution.control.release_requested:
+            call_in_loop(self.loop, self.execution.claim.request_release)
+
+
+class InlineRuns:
+    """The runs that one runner executes in tasks of their callers, in all event loops."""
+
+    def __init__(self, clock: Clock, grace: float) -> None:
+        self._clock, self._grace = clock, grace
+        self._runs: set[_InlineRun] = set()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def executing(self, execution: RunExecution) -> Iterator[None]:
+        """Track a run while the block executes it."""
+        held = _InlineRun(execution)
+        with self._lock:
+            self._runs.add(held)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs.discard(held)
+            held.ended.set_result(None)
+
+    async def stop(self, until: float) -> None:
+        """Let the runs finish until `until` by the monotonic clock, then release them.
+
+        Runs that only wait are released now.
+
+        Runs that this task is part of are released without waiting, because it cannot wait for itself. They can write
+        nothing from then on.
+        """
+        enclosing, now = ENCLOSING_RUNS.get(()), self._clock.monotonic
+        while (others := self._others(enclosing)) and now() < until:
+            for held in _outermost(others):
+                if held.execution.control.paused_at is not None:
+                    held.release()
+            await _wait_for_one(others, min(0.1, self._grace))
+        until = now() + SHUTDOWN_SECONDS + self._grace / 5
+        while others := self._others(enclosing):
+            for held in _outermost(others):
+                held.release()
+            if not await _wait_for_one(others, max(until - now(), 0)):
+                break
+        for held in self._of_this_loop():
+            held.execution.control.release_requested = True
+            held.execution.control.stop(Stop.RELEASE)
+            await held.execution.claim.try_release()
+
+    def _all(self) -> list[_InlineRun]:
+        with self._lock:
+            return [held for held in self._runs if not held.loop.is_closed()]
+
+    def _others(self, enclosing: tuple[str, ...]) -> list[_InlineRun]:
+        return [held for held in self._all() if held.run_id not in enclosing]
+
+    def _of_this_loop(self) -> list[_InlineRun]:
+        here = asyncio.get_running_loop()
+        return [held for held in self._all() if held.loop is here]
+
+
+def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
+    """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
+    run_ids = {each.run_id for each in held}
+    return [each for each in held if run_ids.isdisjoint(each.within)]
+
+
+async def _wait_for_one(held: list[_InlineRun], seconds: float) -> bool:
+    """Wait until one of these runs has ended; return False if none did within that many seconds."""
+    loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def ended(_: Future[None]) -> None:
+        call_in_loop(loop, one_ended.set)
+
+    for each in held:
+        each.ended.add_done_callback(ended)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await one_ended.wait()
+    return one_ended.is_set()
 
 
 class AgentRunner(RunClient):
@@ -109,7 +206,7 @@ class AgentRunner(RunClient):
             settings.encode_contents(*backends)
             super().__init__(backends, config, registry, persistence)
             at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
-            self._has_store_url = at_url and backends.hold_documents
+            self.stores_at_url = at_url and backends.hold_documents
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
             self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
             self._borrowed: bool = False  # the backends are another runner's
@@ -171,12 +268,12 @@ class AgentRunner(RunClient):
                 persistence=persistence,
                 registry=registry,
             )
-        runner._has_store_url = opened_backends.hold_documents
+        runner.stores_at_url = opened_backends.hold_documents
         return runner
 
     def worker_for(self, registry: Registry) -> AgentRunner:
         """Create a second runner for other agents on the same backends and stores. Closing it leaves those open."""
-        if self._has_store_url and self._stores is None:
+        if self.stores_at_url and self._stores is None:
             _ = self.persistence  # so that this runner opens the stores, and closes them
         other = copy.copy(self)
         other.registry, other._borrowed = registry, True
@@ -321,7 +418,7 @@ class AgentRunner(RunClient):
         runtime = self.agent(agent)
         result = await self._execute_new(
             runtime, run_id, merged_input(input_data, params), recover, if_running, parent_run_id,
-            await self._owner(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
+            await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
@@ -337,7 +434,7 @@ class AgentRunner(RunClient):
         )  # fmt: skip
         return await self._execute(row, runtime, if_running)
 
-    async def _owner(self, tenant: str | None, parent: UUID | str | None) -> str:
+    async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
         """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
         owner = checked_tenant(tenant)
         if parent is None or owner:
@@ -546,7 +643,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
-            tenant=await self._owner(tenant, parent_run_id),
+            tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
         stored, _ = await self.insert_run(row)
         return stored.decoded("run_id", known_uuid)

@@ -163,8 +163,8 @@ class RunInfo:
             worker=row.worker or None,
             parent_run_id=None if row.parent_id is None else decoded("parent_id", UUID),
             cancel_requested=row.cancel_at is not None,
-            concurrency_key=row.lane,
-            held=row.held > 0,
+            concurrency_key=row.concurrency_key,
+            held=row.blocked > 0,
             open_approvals=tuple(question.name for question in open_questions(row)),
             tenant=row.tenant or None,
         )

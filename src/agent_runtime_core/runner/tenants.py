@@ -92,7 +92,7 @@ class _Assigning:
                 if row.parent_id is not None and not _is_in_group(row):
                     await self._move_run(row)
         # The active run of a concurrency key goes first, then those behind it as the queue would start them.
-        for row in sorted(in_groups, key=lambda row: (row.held, -row.priority, row.n)):
+        for row in sorted(in_groups, key=lambda row: (row.blocked, -row.priority, row.arrival)):
             await self._move_run(row)
         for conversation in sorted(self._conversations):
             await self._move_conversation(conversation, wanted)
@@ -101,7 +101,7 @@ class _Assigning:
         after = 0
         while rows := await self._queue.find(wanted._replace(after=after)):
             yield rows
-            after = rows[-1].n
+            after = rows[-1].arrival
 
     # -- runs
 
@@ -162,21 +162,23 @@ class _Assigning:
 
     async def _behind(self, row: RunRow) -> str | None:
         """Return why a run must stay in its group: without the active run there, it could start beside that run."""
-        if self._dry_run or not row.held or not _is_in_group(row):
+        if self._dry_run or not row.blocked or not _is_in_group(row):
             return None
         now = await self._queue.row(row.run_id)
-        active = None if now is None or not now.held else await self._active(now, self._source)
+        active = None if now is None or not now.blocked else await self._active(now, self._source)
         if active is None:
             return None
-        return f"run {row.run_key or row.run_id!r}: it is behind run {active!r} with concurrency key {row.lane!r}"
+        key = row.concurrency_key
+        return f"run {row.run_key or row.run_id!r}: it is behind run {active!r} with concurrency key {key!r}"
 
     async def _active(self, row: RunRow, tenant: str) -> str | None:
         """Return the name of a tenant's active run with the concurrency key of `row`."""
         if not _is_in_group(row):
             return None
-        async for rows in self._pages(RunFilter(LIVE, lane=row.lane, tenant=tenant, light=True, limit=_PAGE)):
+        wanted = RunFilter(LIVE, concurrency_key=row.concurrency_key, tenant=tenant, light=True, limit=_PAGE)
+        async for rows in self._pages(wanted):
             for each in rows:
-                if not each.held:
+                if not each.blocked:
                     return each.run_key or each.run_id
         return None
 
@@ -212,7 +214,7 @@ async def _exists(runner: AgentRunner, conversation: str) -> bool:
 
 
 def _is_in_group(row: RunRow) -> bool:
-    return row.lane is not None and row.status in LIVE
+    return row.concurrency_key is not None and row.status in LIVE
 
 
 async def _each(rows: Sequence[RunRow], act: Callable[[RunRow], Awaitable[None]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.lazy_import import lazily
+from .._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .access import Caller as Caller
@@ -12,20 +12,13 @@ if TYPE_CHECKING:
     from .app import create_app as create_app
     from .errors import install_error_handlers as install_error_handlers
     from .settings import ServerSettings as ServerSettings
-
-_NAMES = {
-    "Caller": ".access:Caller",
-    "ServerSettings": ".settings:ServerSettings",
-    "Tokens": ".access:Tokens",
-    "create_app": ".app:create_app",
-    "install_error_handlers": ".errors:install_error_handlers",
-}
-__all__ = ["Caller", "ServerSettings", "Tokens", "create_app", "install_error_handlers"]
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _NAMES, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".access": "Caller Tokens",
+            ".app": "create_app",
+            ".errors": "install_error_handlers",
+            ".settings": "ServerSettings",
+        },
+    )

@@ -107,7 +107,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
         )  # fmt: skip
     except InvalidArgument:
         return  # the runner says what is wrong with it
-    fork = source.with_values(input=new.input, conversation=new.conversation, n=0)
+    fork = source.with_values(input=new.input, conversation=new.conversation, arrival=0)
     if body.new_run_id is not None:
         fork = fork.with_values(run_id=new.run_id, run_key=new.run_key)
         check_id(caller, fork, "new_run_id")
@@ -222,7 +222,7 @@ async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb:
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
         found += [row.run_id for row in rows if await is_visible(state.runner.queue, caller, row, verb)]
-        wanted = wanted._replace(after=rows[-1].n)
+        wanted = wanted._replace(after=rows[-1].arrival)
     if len(found) != body.expect:
         raise Problem.of(
             409, f"expect must be the number of {body.state} runs, which is {len(found)}. Nothing was changed.",

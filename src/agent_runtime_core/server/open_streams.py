@@ -169,7 +169,7 @@ class FollowedRun:
     async def _check(self) -> RunRow:
         began = self._time()
         row = await self._queue.require(self._row.run_id)
-        if row.n != self._row.n:
+        if row.arrival != self._row.arrival:
             raise Replaced
         self._checked = began
         return row
@@ -196,7 +196,7 @@ class OpenStreams:
     @contextlib.contextmanager
     def following(self, queue: RunQueue, row: RunRow) -> Iterator[FollowedRun]:
         """Share the checks of a run with its other streams inside the block."""
-        key = (row.run_id, row.n)
+        key = (row.run_id, row.arrival)
         run = self._runs.setdefault(key, FollowedRun(queue, row))
         run.streams += 1
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.lazy_import import lazily, pick
+from .._core.lazy_exports import lazy_exports
+from .._core.lazy_import import pick
 from ..config import get_config
 
 if TYPE_CHECKING:
@@ -19,27 +20,25 @@ if TYPE_CHECKING:
     from .memory import InMemoryStateStore as InMemoryStateStore
     from .redis import RedisStateStore as RedisStateStore
     from .sqlite import SQLiteStateStore as SQLiteStateStore
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".._engines.base": "Guard Op",
+            ".._journal.record": "Record",
+            ".base": "EffectExists EffectRow StateRow StateStore same_digest",
+            ".memory": "InMemoryStateStore",
+            ".redis": "RedisStateStore",
+            ".sqlite": "SQLiteStateStore",
+        },
+        "BACKENDS get_state_store",
+    )
 
 BACKENDS = {
     "memory": ".memory:InMemoryStateStore",
     "sqlite": ".sqlite:SQLiteStateStore",
     "redis": ".redis:RedisStateStore",
 }
-
-_LAZY = {
-    "EffectExists": ".base:EffectExists",
-    "EffectRow": ".base:EffectRow",
-    "Guard": ".._engines.base:Guard",
-    "Op": ".._engines.base:Op",
-    "Record": ".._journal.record:Record",
-    "StateRow": ".base:StateRow",
-    "StateStore": ".base:StateStore",
-    "same_digest": ".base:same_digest",
-} | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
-_PUBLIC = sorted([*_LAZY, "BACKENDS", "get_state_store"])
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = _PUBLIC
 
 
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
@@ -59,11 +58,3 @@ def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
     store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)
     config.encode_contents(store)
     return store
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return _PUBLIC

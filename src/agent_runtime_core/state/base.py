@@ -10,6 +10,7 @@ from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, encode_as
+from .._core.former_names import keep_former_names
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
 from .._engines.base import Backend, Guard, Op
@@ -120,7 +121,10 @@ class EffectRow(NamedTuple):
     status: str
     result: str | None = None
     t: float = 0.0
-    n: int = 0  # the `n` of the run's row: after its deletion, another run may get its id
+    arrival: int = 0  # the `arrival` of the run's row: after its deletion, another run may get its id
+
+
+keep_former_names(EffectRow, n="arrival")
 
 
 def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
@@ -131,13 +135,13 @@ def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str
         row: The row that the run writes.
         others: Further digests of the effect.
     """
-    mine = [each for each in there if (each.run_id, each.n) == (row.run_id, row.n)]
+    mine = [each for each in there if (each.run_id, each.arrival) == (row.run_id, row.arrival)]
     return [each for each in mine if each.digest == row.digest or each.digest in others]
 
 
 def rows_of_other_runs(there: Sequence[EffectRow], row: EffectRow) -> list[EffectRow]:
     """Return the rows of an effect that other runs have."""
-    return [each for each in there if (each.run_id, each.n) != (row.run_id, row.n)]
+    return [each for each in there if (each.run_id, each.arrival) != (row.run_id, row.arrival)]
 
 
 _FURTHEST: Final = 2**53  # greater than every position, and every store accepts it
@@ -186,7 +190,7 @@ class StateStore(Backend):
     * `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)`, `state.delete(run_id)`.
     * `fence.install` and `fence.forget`, as on `EventBus`.
     * `effect.begin(EffectRow, others)`: raises EffectExists if another run has a row of that effect and this run has
-      none. This run has the `run_id` and the `n` of the row.
+      none. This run has the `run_id` and the `arrival` of the row.
     * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
       effect.
     * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last row, deletes all rows of the

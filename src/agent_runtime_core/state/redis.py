@@ -35,7 +35,7 @@ def _digests(key: str, digests: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _run(row: EffectRow) -> str:
-    return f"{row.run_id}:{row.n}" if row.n else row.run_id
+    return f"{row.run_id}:{row.arrival}" if row.arrival else row.run_id
 
 
 def _rewrite_effect(old: EffectRow, new: EffectRow) -> tuple[Any, ...]:

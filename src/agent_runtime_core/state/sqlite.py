@@ -84,7 +84,7 @@ def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 def _delete(tx: SQLiteTx, row: EffectRow, digests: Sequence[str]) -> None:
     for digest in digests:
-        tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.n))
+        tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.arrival))
 
 
 def leave(tx: SQLiteTx, origin: str, run_id: str) -> None:

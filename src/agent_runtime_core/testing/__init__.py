@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.lazy_import import lazily
+from .._core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .cassettes import Cassette as Cassette
@@ -23,26 +23,16 @@ if TYPE_CHECKING:
     from .models import MockLLMResponse as MockLLMResponse
     from .recordings import record as record
     from .tools import MockTool as MockTool
-
-_MODULES = {
-    ".cassettes": "Cassette CassetteMiss Exchange RecordingLLMClient ReplayLLMClient",
-    ".clock": "VirtualClock",
-    ".context": "MockRunContext create_test_context run_agent_test",
-    ".crash_test": "CrashReport crash_everywhere",
-    ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
-    ".recordings": "record",
-    ".tools": "MockTool",
-}
-_LAZY = {name: f"{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = sorted(_LAZY)
-
-
-# Lazy, because every pytest process imports this package for the plugin and must not pay for the other modules.
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_LAZY)
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".cassettes": "Cassette CassetteMiss Exchange RecordingLLMClient ReplayLLMClient",
+            ".clock": "VirtualClock",
+            ".context": "MockRunContext create_test_context run_agent_test",
+            ".crash_test": "CrashReport crash_everywhere",
+            ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
+            ".recordings": "record",
+            ".tools": "MockTool",
+        },
+    )

@@ -88,7 +88,7 @@ class CrashSetting:
             tools=self.tools, persistence=stores, registry=registry,
         )  # fmt: skip
         runner.drawn = drawn
-        runner._has_store_url = True
+        runner.stores_at_url = True
         return runner
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.lazy_import import lazily
+from .._core.lazy_exports import lazy_exports
 
 # Not lazily: `tool` must be the function, not the module of that name.
 from .tool import Tool as Tool
@@ -26,27 +26,18 @@ if TYPE_CHECKING:
     from .registry import UnknownTool as UnknownTool
     from .todo import Todo as Todo
     from .todo import TodoStoreTool as TodoStoreTool
-
-_MODULES = {
-    "arguments": "BadArguments",
-    "base": "BaseTool ToolFailed ToolResult",
-    "calculator": "CalculatorTool",
-    "invocation": "ToolAnswer answer_call",
-    "names": "tool_name",
-    "parts": "ContentParts",
-    "registry": "ToolRegistry ToolTimeout UnknownTool",
-    "todo": "Todo TodoStoreTool",
-}
-_LAZY = {name: f".{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
-_PUBLIC = sorted([*_LAZY, "Tool", "ToolDefinition", "tool"])
-
-if not TYPE_CHECKING:  # type checkers see the imports above
-    __all__ = _PUBLIC
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return _PUBLIC
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            ".arguments": "BadArguments",
+            ".base": "BaseTool ToolFailed ToolResult",
+            ".calculator": "CalculatorTool",
+            ".invocation": "ToolAnswer answer_call",
+            ".names": "tool_name",
+            ".parts": "ContentParts",
+            ".registry": "ToolRegistry ToolTimeout UnknownTool",
+            ".todo": "Todo TodoStoreTool",
+        },
+        "Tool ToolDefinition tool",
+    )

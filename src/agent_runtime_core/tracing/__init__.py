@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.lazy_import import lazily, pick
+from .._core.lazy_exports import lazy_exports
+from .._core.lazy_import import pick
 from ..config import get_config
 
 if TYPE_CHECKING:
-    from ..interfaces import TraceSink
-    from .langfuse import LangfuseTraceSink
-    from .logs import JsonFormatter, RunFields
-    from .noop import NoopTraceSink
-    from .opentelemetry import OpenTelemetrySink
-    from .prometheus import PrometheusSink
-    from .tracer import Tracer
+    from ..interfaces import TraceSink as TraceSink
+    from .langfuse import LangfuseTraceSink as LangfuseTraceSink
+    from .logs import JsonFormatter as JsonFormatter
+    from .logs import RunFields as RunFields
+    from .noop import NoopTraceSink as NoopTraceSink
+    from .opentelemetry import OpenTelemetrySink as OpenTelemetrySink
+    from .prometheus import PrometheusSink as PrometheusSink
+    from .tracer import Tracer as Tracer
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "..interfaces": "TraceSink",
+            ".langfuse": "LangfuseTraceSink",
+            ".logs": "JsonFormatter RunFields",
+            ".noop": "NoopTraceSink",
+            ".opentelemetry": "OpenTelemetrySink",
+            ".prometheus": "PrometheusSink",
+            ".tracer": "Tracer",
+        },
+        "TRACING get_trace_sink",
+    )
 
-__all__ = [
-    "TRACING",
-    "JsonFormatter",
-    "LangfuseTraceSink",
-    "NoopTraceSink",
-    "OpenTelemetrySink",
-    "PrometheusSink",
-    "RunFields",
-    "TraceSink",
-    "Tracer",
-    "get_trace_sink",
-]
 
 TRACING = {
     "noop": ".noop:NoopTraceSink",
@@ -35,13 +39,6 @@ TRACING = {
     "opentelemetry": ".opentelemetry:OpenTelemetrySink",
     "prometheus": ".prometheus:PrometheusSink",
 }
-
-_LAZY = {
-    "JsonFormatter": ".logs:JsonFormatter",
-    "RunFields": ".logs:RunFields",
-    "TraceSink": "..interfaces:TraceSink",
-    "Tracer": ".tracer:Tracer",
-} | {dotted.partition(":")[2]: dotted for dotted in TRACING.values()}
 
 
 def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
@@ -60,11 +57,3 @@ def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
         backend = config.tracing_backend or ("langfuse" if config.langfuse_enabled else "noop")
     sink: TraceSink = pick(TRACING, backend, package=__name__, what="trace sink")(**options)
     return sink
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, _LAZY, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

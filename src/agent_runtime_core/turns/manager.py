@@ -180,7 +180,9 @@ class TurnManager:
             for name in options:
                 check_known(name, known, "start_turn()", "option")
         if options.get("parent_run_id") is not None:
-            options["tenant"] = await self.runner._owner(options.get("tenant"), options["parent_run_id"]) or None
+            options["tenant"] = (
+                await self.runner.tenant_of_new_run(options.get("tenant"), options["parent_run_id"]) or None
+            )
         stored, _ = await self.runner.insert_run(self.new_run(turn, **options))
         return await self.get_turn(stored.run_id)
 

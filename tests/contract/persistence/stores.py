@@ -15,7 +15,7 @@ from tests.support.backends import backends
 from tests.support.codec import kind_of
 from tests.support.storage import places
 
-PREFIXES = {technology: prefix for technology, (_, prefix) in persistence.TECHNOLOGIES.items()}
+PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "files": "File"}
 
 TECHNOLOGIES = backends(PREFIXES, default=PREFIXES)
 

@@ -53,7 +53,7 @@ class TheirRows(RunTransitions):
 
     def add(self, row: RunRow) -> RunRow:
         self.tx.arrived += 1
-        self.tx.runs[row.run_id] = row = row._replace(n=self.tx.arrived)
+        self.tx.runs[row.run_id] = row = row._replace(arrival=self.tx.arrived)
         return row
 
     def save(self, row: RunRow) -> None:
@@ -66,7 +66,7 @@ class TheirRows(RunTransitions):
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = [row for row in self.tx.runs.values() if 0 < row.due_at <= wall]
         self.tx.runs.update((row.run_id, row._replace(status="pending", due_at=0.0)) for row in due)
-        return list(dict.fromkeys((row.lane, row.tenant) for row in due if row.lane and row.held == 1))
+        return list({(key, row.tenant): 1 for row in due if (key := row.concurrency_key) and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.status == status]
@@ -77,25 +77,25 @@ class TheirRows(RunTransitions):
         return [row for row in running if row.origin == "" and row.lease_until < want.lease_now][:limit]
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        due = [row for row in self._wanted(want, "pending") if (row.origin, row.due_at, row.held) == ("", 0, 0)]
-        return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
+        due = [row for row in self._wanted(want, "pending") if (row.origin, row.due_at, row.blocked) == ("", 0, 0)]
+        return sorted(due, key=lambda row: (-row.priority, row.arrival))[:limit]
 
-    def _group(self, lane: str, tenant: str, held: int) -> list[RunRow]:
-        wanted = (lane, tenant, held, None)
-        return [row for row in self.tx.runs.values() if (row.lane, row.tenant, row.held, row.ended_at) == wanted]
+    def _group(self, concurrency_key: str, tenant: str, blocked: int) -> list[RunRow]:
+        wanted, rows = (concurrency_key, tenant, blocked, None), self.tx.runs.values()
+        return [row for row in rows if (row.concurrency_key, row.tenant, row.blocked, row.ended_at) == wanted]
 
-    def active_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        return next(iter(self._group(lane, tenant, 0)), None)
+    def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        return next(iter(self._group(concurrency_key, tenant, 0)), None)
 
-    def next_in_group(self, lane: str, tenant: str) -> RunRow | None:
-        due = [row for row in self._group(lane, tenant, 1) if row.due_at == 0]
-        return min(due, key=lambda row: (-row.priority, row.n), default=None)
+    def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        due = [row for row in self._group(concurrency_key, tenant, 1) if row.due_at == 0]
+        return min(due, key=lambda row: (-row.priority, row.arrival), default=None)
 
     def move(self, row: RunRow, after: RunRow) -> None:
         self.save(after)
 
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        rows = [row for row in self.tx.runs.values() if row.lane and row.origin and not row.held]
+        rows = [row for row in self.tx.runs.values() if row.concurrency_key and row.origin and not row.blocked]
         return [row for row in rows if row.status in ("pending", "running") and row.lease_until < want.lease_now]
 
     def message_number(self, run_id: str, msg_id: str) -> int | None:

@@ -100,12 +100,12 @@ class TheirStore(StateStore):
 
     def effects_of_run(self, effect: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
         found = [each for each in self.store.effects if each[:2] == effect[:2] and each.run_id == effect.run_id]
-        return [each for each in found if each.n == effect.n and each.digest in (effect.digest, *others)]
+        return [each for each in found if each.arrival == effect.arrival and each.digest in (effect.digest, *others)]
 
     def begin(self, effect: EffectRow, others: Sequence[str] = ()) -> None:
         if not self.effects_of_run(effect, others):
             there = self.rows_of(effect.origin, effect.key, (effect.digest, *others))
-            if any((each.run_id, each.n) != (effect.run_id, effect.n) for each in there):
+            if any((each.run_id, each.arrival) != (effect.run_id, effect.arrival) for each in there):
                 raise EffectExists
             self.store.effects.append(effect)
 

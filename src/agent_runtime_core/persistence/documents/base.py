@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
-from ..._core.lazy_import import lazily
+from ..._core.lazy_exports import lazy_exports
 from ..._core.validation import Shown, must
 from ..._engines.base import Backend, Guard, Op
 from ...errors import NotSupported, StorageBusy, brief
@@ -353,8 +353,6 @@ def _number(value: Any, what: str, key: str) -> None:
 
 
 #: Names of 0.6.0.
-_RENAMED = {"Absent": "DocumentMissing", "Changed": "VersionConflict", "Table": "Collection"}
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, {}, name, _RENAMED)
+__getattr__ = lazy_exports(
+    __name__, {}, renamed={"Absent": "DocumentMissing", "Changed": "VersionConflict", "Table": "Collection"}
+)[1]

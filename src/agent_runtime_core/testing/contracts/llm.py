@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from ..._core.lazy_import import lazily
+from ..._core.lazy_exports import lazy_exports
 from .checks import Cases
 from .llm_answers import CASES as ANSWERS
 from .llm_failures import CASES as FAILURES
@@ -60,20 +60,20 @@ __all__ = [
 ]
 
 #: Names of 0.6.0.
-_RENAMED = {
-    "Breaks": "Disconnect",
-    "Counts": "TokenUsage",
-    "Echoes": "Echo",
-    "Embeds": "Embedding",
-    "Judges": "Verdict",
-    "Refuses": "HttpError",
-    "Says": "TextReply",
-    "Stalls": "Hang",
-}
+__getattr__ = lazy_exports(
+    __name__,
+    {},
+    renamed={
+        "Breaks": "Disconnect",
+        "Counts": "TokenUsage",
+        "Echoes": "Echo",
+        "Embeds": "Embedding",
+        "Judges": "Verdict",
+        "Refuses": "HttpError",
+        "Says": "TextReply",
+        "Stalls": "Hang",
+    },
+)[1]
 
 CASES: Cases[Case] = Cases([*ANSWERS, *TOOLS, *FAILURES, *STREAMS, *OTHERS])
 check: Callable[[Make], Awaitable[None]] = CASES.check
-
-
-def __getattr__(name: str) -> object:
-    return lazily(__name__, {}, name, _RENAMED)

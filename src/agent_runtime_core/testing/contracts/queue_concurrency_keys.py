@@ -46,12 +46,14 @@ async def take(queue: RunQueue, row: RunRow, *, wait: bool = True, reopen: bool 
 async def runs_of_one_key_go_one_at_a_time_in_order_of_arrival(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await add_with_key(queue, "a", "b", "c")
-        same([(await queue.require(each)).lane for each in ids], ["lane"] * 3, "the concurrency keys of the rows")
+        keys = [(await queue.require(each)).concurrency_key for each in ids]
+        same(keys, ["lane"] * 3, "the concurrency keys of the rows")
         for n, (agent, worker) in enumerate((("a", "w1"), ("b", "w2"), ("c", "w1"))):
             rows = await queue.claim_rows(worker, LEASE, limit=3)
             same(names(rows), [agent], f"the runs claimed by {worker}")
             same(await queue.claim("w3"), None, f"the claimable runs while {agent} is running")
-            same([(await queue.require(each)).held for each in ids[n:]], [0, 1, 1][: 3 - n], "which runs are blocked")
+            blocked = [(await queue.require(each)).blocked for each in ids[n:]]
+            same(blocked, [0, 1, 1][: 3 - n], "which runs are blocked")
             await settle(queue, rows[0], ("succeeded", "failed", "dead")[n])
         same(await queue.claim("w3"), None, "the claimable runs after all have finished")
         await add_with_key(queue, "d")
@@ -175,7 +177,7 @@ async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
         [more] = await add_with_key(queue, "more")
         await settle(queue, await queue.require(head), "waiting", parked=1)
         same(await queue.cancel(head), True, "cancel of the waiting run")
-        same((await queue.require(more)).held, 0, "whether the next run is blocked")
+        same((await queue.require(more)).blocked, 0, "whether the next run is blocked")
         same(names(await drain(queue)), ["more"], "the claimable runs after the cancel")
         await add_with_key(queue, "next")
         await queue.cancel(more)
@@ -190,7 +192,7 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         second = await claim_new(queue, "second", concurrency_key="lane")
         reopen = Op("queue.reopen", (row.run_id, ("failed",), clock.wall()))
         reopened: RunRow = (await queue.commits.commit(None, [reopen]))[0]
-        same((reopened.status, reopened.generation, reopened.held), ("pending", 2, 1), "the reopened run")
+        same((reopened.status, reopened.generation, reopened.blocked), ("pending", 2, 1), "the reopened run")
         same(await queue.claim("w"), None, "the claimable runs")
         await settle(queue, second, "dead")
         first = await one(queue, "w")
@@ -201,10 +203,10 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         outcome, holder = await take(queue, again)
         same((outcome, holder.run_id), ("behind", row.run_id), "take of the same run, with waiting")
         second = await queue.require(second.run_id)
-        same((second.status, second.generation, second.held), ("pending", 2, 1), "its row after take")
+        same((second.status, second.generation, second.blocked), ("pending", 2, 1), "its row after take")
         await settle(queue, first, "succeeded")
         ended = await queue.require(row.run_id)
-        await queue.commits.commit(None, [Op("queue.delete", (ended.run_id, ended.generation, ended.n))])
+        await queue.commits.commit(None, [Op("queue.delete", (ended.run_id, ended.generation, ended.arrival))])
         same((await take(queue, again))[0], "claimed", "take when the concurrency slot is free")
 
 
@@ -219,12 +221,12 @@ async def take_waits_for_its_turn(make: Make) -> None:
         same((await take(queue, mine))[0], "behind", "take with waiting")
         await add_with_key(queue, "later")
         stored = await queue.require(mine.run_id)
-        same((stored.status, stored.held, stored.origin), ("pending", 1, "inline"), "the row that take stored")
+        same((stored.status, stored.blocked, stored.origin), ("pending", 1, "inline"), "the row that take stored")
         await settle(queue, first, "succeeded")
         same(await queue.claim("w"), None, "the claimable runs while the slot is reserved for the inline run")
         clock.advance(1)
         outcome, row = await take(queue, mine)
-        same((outcome, row.held, row.attempt), ("claimed", 0, 1), "take after the slot became free")
+        same((outcome, row.blocked, row.attempt), ("claimed", 0, 1), "take after the slot became free")
         await settle(queue, row, "succeeded")
         same(await finish_all(queue), ["later"], "the order of claims after that")
         with refused(RowChanged, "queue.end of a finished run"):
@@ -248,7 +250,7 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         same((await take(queue, again))[0], "behind", "take of it while another run has the slot")
         await settle(queue, row, "succeeded")
         outcome, mine = await take(queue, again)
-        same((outcome, mine.crashes, mine.stalls, mine.attempt), ("claimed", 1, 1, 2), "take of it before b")
+        same((outcome, mine.crashes, mine.crashes_in_row, mine.attempt), ("claimed", 1, 1, 2), "take of it before b")
         await settle(queue, mine, "pending")
         row = await one(queue, "w")
         same(row.agent, "b", "the run claimed after it was released")
@@ -277,7 +279,7 @@ async def an_inline_run_that_waits_keeps_its_turn(make: Make) -> None:
         same(await queue.claim("w"), None, "the claimable runs while it waits")
         same((await take(queue, inline(queue, "other"), wait=False))[0], "behind", "take of another run")
         row = await queue.require(mine.run_id)
-        same((row.status, row.held), ("waiting", 0), "its row")
+        same((row.status, row.blocked), ("waiting", 0), "its row")
 
 
 @CASES
@@ -321,11 +323,12 @@ async def racing_claims_never_hold_two_runs_of_one_key(make: Make) -> None:
             for m in range(6):
                 await add_with_key(queue, f"run{n}.{m}", key=f"key{(n + m) % 3}", priority=m % 2)
                 for row in await queue.claim_rows(f"w{n}", LEASE, limit=2):
-                    assert row.lane is not None
-                    same(running.get(row.lane), None, f"the running run of {row.lane} when {row.agent} is claimed")
-                    running[row.lane] = row.agent
+                    key = row.concurrency_key
+                    assert key is not None
+                    same(running.get(key), None, f"the running run of {key} when {row.agent} is claimed")
+                    running[key] = row.agent
                     await turns(n % 4)
-                    running.pop(row.lane)
+                    running.pop(key)
                     await settle(queue, row, ("succeeded", "failed")[m % 2])
                     done.append(row.run_id)
 

@@ -287,14 +287,15 @@ async def lanes_are_told_apart(make: Make) -> None:
             await add(queue, "first", "second", concurrency_key=each)
         first = await queue.claim_rows("w", limit=99)
         same(
-            [(row.agent, row.lane) for row in first],
+            [(row.agent, row.concurrency_key) for row in first],
             [("first", each) for each in NAMES],
             "the claimed runs, one for each concurrency key",
         )
         for row in reversed(first):
             await settle(queue, row, "succeeded")
-            then = [(each.agent, each.lane) for each in await queue.claim_rows("w", limit=99)]
-            same(then, [("second", row.lane)], "the claimable runs after the first of a concurrency key finished")
+            then = [(each.agent, each.concurrency_key) for each in await queue.claim_rows("w", limit=99)]
+            expected = [("second", row.concurrency_key)]
+            same(then, expected, "the claimable runs after the first of a concurrency key finished")
 
 
 @CASES

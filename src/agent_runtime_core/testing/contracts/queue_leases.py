@@ -29,12 +29,12 @@ async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make)
             raise AssertionError("a run with an expired lease was not claimed")
         same((second.run_id, second.attempt), (first.run_id, 2), "the run claimed after its lease expired")
         row = await queue.require(first.run_id)
-        same((row.crashes, row.stalls, row.failures, row.worker), (1, 1, 0, "w2"), "the counters in its row")
+        same((row.crashes, row.crashes_in_row, row.failures, row.worker), (1, 1, 0, "w2"), "the counters in its row")
         same(second.claim_id > first.claim_id, True, "whether the new claim id is greater")
         clock.advance(LEASE + 1)
         third = await queue.claim("w3", LEASE)
         row = await queue.require(first.run_id)
-        same((third.attempt, row.crashes, row.stalls), (3, 2, 2), "attempt and crashes after a second crash")
+        same((third.attempt, row.crashes, row.crashes_in_row), (3, 2, 2), "attempt and crashes after a second crash")
 
 
 @CASES
@@ -183,19 +183,20 @@ async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None
         for crash in (1, 2):
             clock.advance(LEASE + 1)
             row = await one(queue, "w", LEASE)
-            same((row.crashes, row.stalls, row.mark), (crash, crash, -1), f"the counters after crash {crash}")
-        row = await settle(queue, row, "running", stalls=1, mark=7)
+            counters = (row.crashes, row.crashes_in_row, row.min_step_count)
+            same(counters, (crash, crash, -1), f"the counters after crash {crash}")
+        row = await settle(queue, row, "running", crashes_in_row=1, min_step_count=7)
         same(
-            (row.status, row.stalls, row.mark, row.crashes),
+            (row.status, row.crashes_in_row, row.min_step_count, row.crashes),
             ("running", 1, 7, 2),
             "the row after the claim wrote its counters",
         )
         clock.advance(LEASE + 1)
         row = await one(queue, "w", LEASE)
-        same((row.stalls, row.mark, row.attempt), (2, 7, 4), "the counters after the next crash")
-        row = await settle(queue, row, "pending", stalls=0)
+        same((row.crashes_in_row, row.min_step_count, row.attempt), (2, 7, 4), "the counters after the next crash")
+        row = await settle(queue, row, "pending", crashes_in_row=0)
         row = await one(queue, "w", LEASE)
-        same((row.crashes, row.stalls, row.attempt), (3, 0, 4), "the counters after the run was released")
+        same((row.crashes, row.crashes_in_row, row.attempt), (3, 0, 4), "the counters after the run was released")
 
 
 @CASES

@@ -47,7 +47,7 @@ async def waiting(queue: RunQueue, agent: str, reason: str, **options: Any) -> R
 
 
 async def delete(queue: RunQueue, row: RunRow) -> None:
-    await queue.commits.commit(None, [Op("queue.delete", (row.run_id, row.generation, row.n))])
+    await queue.commits.commit(None, [Op("queue.delete", (row.run_id, row.generation, row.arrival))])
 
 
 async def ask(queue: RunQueue, row: RunRow, request: str, name: str) -> None:
@@ -66,7 +66,7 @@ async def the_newest_runs_are_listed_page_by_page(make: Make) -> None:
             while page := await queue.find(RunFilter(limit=size, newest_first=True, before=before)):
                 same(len(page) <= size, True, f"whether a page has at most {size} runs")
                 found += page
-                before = (page[-1].created_at, page[-1].n)
+                before = (page[-1].created_at, page[-1].arrival)
             same(found, every, f"all pages of {size} runs")
 
 
@@ -81,7 +81,7 @@ async def runs_of_the_same_time_are_listed_by_their_number(make: Make) -> None:
         same("".join(names(await queue.find(RunFilter()))), "aababc", "all runs in order of arrival")
         [_, second, *_] = await queue.find(RunFilter(newest_first=True))
         for agents, wanted in (("baac", {}), ("aa", {"agent": "a"}), ("b", {"agent": "b"}), ("ba", {"limit": 2})):
-            found = await listed(queue, before=(second.created_at, second.n), statuses=("pending",), **wanted)
+            found = await listed(queue, before=(second.created_at, second.arrival), statuses=("pending",), **wanted)
             same(found, agents, f"the pending runs after the second, with {wanted}")
 
 
@@ -98,8 +98,8 @@ async def a_range_of_creation_times_is_listed(make: Make) -> None:
             ({"since": times[1], "until": times[4], "statuses": ("pending",)}, "dcb"),
             ({"since": times[3] + 0.5, "until": times[4]}, ""),
             ({"since": times[4], "until": times[1]}, ""),
-            ({"until": times[4], "before": (times[2], rows[2].n)}, "ba"),
-            ({"until": times[1], "before": (times[4], rows[4].n)}, "a"),
+            ({"until": times[4], "before": (times[2], rows[2].arrival)}, "ba"),
+            ({"until": times[1], "before": (times[4], rows[4].arrival)}, "a"),
             ({"since": times[5] + 1}, ""),
         ):
             same(await listed(queue, **wanted), agents, f"the runs of {wanted}, newest first")
@@ -174,14 +174,14 @@ async def children_conversations_and_concurrency_keys_are_found(make: Make) -> N
             ({"parent": parent.run_id}, "ba"),
             ({"parent": str(UUID(int=1))}, ""),
             ({"parent": parent.run_id, "agent": "a"}, "a"),
-            ({"lane": "key 1"}, "edc"),
-            ({"lane": "key 2"}, "f"),
-            ({"lane": "key"}, ""),
-            ({"lane": "key 1", "statuses": ("pending",), "agent": "d"}, "d"),
+            ({"concurrency_key": "key 1"}, "edc"),
+            ({"concurrency_key": "key 2"}, "f"),
+            ({"concurrency_key": "key"}, ""),
+            ({"concurrency_key": "key 1", "statuses": ("pending",), "agent": "d"}, "d"),
             ({"conversation": str(conversation)}, "hg"),
             ({"conversation": "talk"}, "i"),
             ({"conversation": "tal"}, ""),
-            ({"conversation": "talk", "lane": "key 1"}, ""),
+            ({"conversation": "talk", "concurrency_key": "key 1"}, ""),
         ):
             same(await listed(queue, **wanted), agents, f"the runs of {wanted}, newest first")
             same(await listed(queue, limit=1, **wanted), agents[:1], f"the newest run of {wanted}")
@@ -330,7 +330,7 @@ async def many_runs_of_several_agents_are_merged_in_order(make: Make) -> None:
                 same(await listed(queue, limit=limit, **wanted), expected[:limit], f"{limit} runs of {wanted}")
             found, before = "", None
             while page := await queue.find(RunFilter(newest_first=True, limit=40, before=before, **wanted)):
-                found, before = found + "".join(names(page)), (page[-1].created_at, page[-1].n)
+                found, before = found + "".join(names(page)), (page[-1].created_at, page[-1].arrival)
             same(found, expected, f"all pages of {wanted}")
 
 
@@ -340,13 +340,13 @@ async def many_runs_of_one_time_are_listed_whole(make: Make) -> None:
         numbers = await insert_many(queue, 1100)
         for wanted in ({}, {"statuses": ("pending",)}, {"prefix": "0"}, {"conversation": "c"}):
             found = await queue.find(RunFilter(**wanted, newest_first=True, limit=5000))
-            same([row.n for row in found], numbers[::-1], f"the numbers of 1100 runs of {wanted}")
+            same([row.arrival for row in found], numbers[::-1], f"the numbers of 1100 runs of {wanted}")
         found = await queue.find(RunFilter(conversation="c", limit=5000))
-        same([row.n for row in found], numbers, "the numbers of 1100 runs in order of arrival")
+        same([row.arrival for row in found], numbers, "the numbers of 1100 runs in order of arrival")
 
 
 async def insert_many(queue: RunQueue, number: int) -> Sequence[int]:
     rows = [queue.new_row(UUID(int=n), "many", {"conversation_id": "c"}) for n in range(number)]
     for i in range(0, number, 100):
         await queue.commits.commit(None, [Op("queue.insert", (row,)) for row in rows[i : i + 100]])
-    return [row.n for row in await queue.find(RunFilter(limit=5000))]
+    return [row.arrival for row in await queue.find(RunFilter(limit=5000))]

@@ -50,9 +50,9 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         )
         page = await queue.find(RunFilter(limit=3))
         same(len(page), 3, "the number of runs on a page of three")
-        rest = await queue.find(RunFilter(after=page[-1].n, limit=3))
+        rest = await queue.find(RunFilter(after=page[-1].arrival, limit=3))
         same([*page, *rest], every, "two pages")
-        same([row.n for row in every], sorted({row.n for row in every}), "the growing run numbers")
+        same([row.arrival for row in every], sorted({row.arrival for row in every}), "the growing run numbers")
 
 
 @CASES
@@ -95,7 +95,7 @@ async def a_deleted_child_is_its_parents_only_if_it_is_again(make: Make) -> None
         async def forget(run_id: str) -> None:
             await queue.cancel(run_id)
             row = await queue.require(run_id)
-            await queue.commits.commit(None, [Op("queue.delete", (run_id, row.generation, row.n))])
+            await queue.commits.commit(None, [Op("queue.delete", (run_id, row.generation, row.arrival))])
 
         await forget(first)
         same(await children(parent), [second], "the children after one was deleted")
@@ -113,7 +113,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await claim_new(queue, idempotency_key="key-1")
         await queue.post(row.run_id, "signal", "go", "1", "m1")
-        delete = Op("queue.delete", (row.run_id, row.generation, row.n))
+        delete = Op("queue.delete", (row.run_id, row.generation, row.arrival))
         with refused(RowChanged, "deleting a live run"):
             await queue.commits.commit(None, [delete])
         await settle(queue, row, "succeeded")
@@ -125,9 +125,8 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         with refused(LeaseLost, "a write by its last claim"):
             await settle(queue, row, "running")
         run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
-        same(
-            (await queue.require(run.run_id)).n > row.n, True, "whether the number of a new run with its id is greater"
-        )
+        is_later = (await queue.require(run.run_id)).arrival > row.arrival
+        same(is_later, True, "whether the number of a new run with its id is greater")
         same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "post to the new run")
 
 
@@ -136,14 +135,14 @@ async def a_run_is_deleted_as_it_was_seen(make: Make) -> None:
     async with opened(make) as (queue, clock):
         seen = await claim_new(queue)
         await settle(queue, seen, "failed")
-        delete = Op("queue.delete", (seen.run_id, seen.generation, seen.n))
+        delete = Op("queue.delete", (seen.run_id, seen.generation, seen.arrival))
         await queue.commits.commit(None, [Op("queue.reopen", (seen.run_id, ("failed",), clock.wall()))])
         again = await one(queue, "w")
         await settle(queue, again, "succeeded")
         with refused(RowChanged, "deleting a run that was reopened and finished again"):
             await queue.commits.commit(None, [delete])
         same((await queue.require(seen.run_id)).status, "succeeded", "its status after the rejected delete")
-        await queue.commits.commit(None, [Op("queue.delete", (again.run_id, again.generation, again.n))])
+        await queue.commits.commit(None, [Op("queue.delete", (again.run_id, again.generation, again.arrival))])
         await queue.enqueue(seen.run_id, "agent", {})
         await settle(queue, await one(queue, "w"), "succeeded")
         with refused(RowChanged, "deleting a new run with the same id"):
@@ -156,7 +155,7 @@ def _unchanging(row: RunRow) -> RunRow:
     return RunRow(
         row.run_id, row.agent, row.input, row.digest, row.metadata, row.priority, row.created_at,
         expires_at=row.expires_at, deadline=row.deadline, run_key=row.run_key, idem_key=row.idem_key,
-        parent_id=row.parent_id, lane=row.lane, n=row.n, tenant=row.tenant,
+        parent_id=row.parent_id, concurrency_key=row.concurrency_key, arrival=row.arrival, tenant=row.tenant,
     )  # fmt: skip
 
 
@@ -188,7 +187,7 @@ async def _enqueue_with_all_columns(queue: RunQueue, clock: VirtualClock) -> _En
         concurrency_key="lane", expires_in=86400.25, deadline=clock.wall() + 86400.75,
     )  # fmt: skip
     row = await queue.require(run.run_id)
-    columns = (row.priority, row.run_key, row.idem_key, row.parent_id, row.lane, row.tenant, row.created_at)
+    columns = (row.priority, row.run_key, row.idem_key, row.parent_id, row.concurrency_key, row.tenant, row.created_at)
     same(columns, (7, "job", "key-1", parent, "lane", "t-1", clock.wall()), "the enqueued columns of the row")
     digest = queue.new_row(None, "agent", {"n": 1}).digest
     same(row.digest, queue.payloads.keyed_digest(digest) if queue.payloads else digest, "its digest")
@@ -202,7 +201,7 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         run = await _enqueue_with_all_columns(queue, clock)
         key = run.enqueued.run_id
         row = await run.claim("enqueue")
-        row = await run.unchanged(await settle(queue, row, "running", mark=3), "a write of counters")
+        row = await run.unchanged(await settle(queue, row, "running", min_step_count=3), "a write of counters")
         await queue.commits.commit(None, [Op("queue.beat", (((key, row.claim_id),), queue.lease_now() + LEASE))])
         await run.unchanged(None, "a heartbeat")
         await run.unchanged(

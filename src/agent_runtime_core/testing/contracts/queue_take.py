@@ -79,12 +79,13 @@ async def an_ended_run_is_reopened_as_a_new_generation(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await claim_new(queue)
         await queue.cancel(row.run_id)
-        await settle(queue, row, "dead", crashes=3, stalls=3, mark=4, failures=1, reason="Poisoned", error='"x"')
+        counters = {"crashes": 3, "crashes_in_row": 3, "min_step_count": 4, "failures": 1}
+        await settle(queue, row, "dead", **counters, reason="Poisoned", error='"x"')
         clock.advance(1)
         op = Op("queue.reopen", (row.run_id, ("dead", "failed"), clock.wall()))
         reopened: RunRow = (await queue.commits.commit(None, [op]))[0]
         same(reopened, await queue.require(row.run_id), "the returned row, compared with the stored row")
-        same((reopened.status, reopened.generation, reopened.attempt, reopened.stalls, reopened.mark),
+        same((reopened.status, reopened.generation, reopened.attempt, reopened.crashes_in_row, reopened.min_step_count),
              ("pending", 2, 1, 0, -1), "its status, generation and counters")  # fmt: skip
         left = (reopened.reason, reopened.error, reopened.ended_at, reopened.cancel_at)
         same(left, ("", None, None, None), "the columns of the former final status")

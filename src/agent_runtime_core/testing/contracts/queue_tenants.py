@@ -121,14 +121,15 @@ async def compare_lists(queue: RunQueue, what: str) -> None:
             same(await queue.counts(tenant), RunCounts.of(rows, tenant), f"the counts of {tenant!r} {what}")
         for more in (
             {}, {"agent": "x"}, {"statuses": ("waiting", "pending")}, {"statuses": ("failed",), "agent": "y"},
-            {"conversation": "c1"}, {"lane": "lane9"}, {"reason": "signal"}, {"retrying": True}, {"prefix": "key1"},
-            {"run_key": "key2a2"}, {"since": rows[20].created_at}, {"until": rows[20].created_at}, {"after": 30},
+            {"conversation": "c1"}, {"concurrency_key": "lane9"}, {"reason": "signal"}, {"retrying": True},
+            {"prefix": "key1"}, {"run_key": "key2a2"}, {"since": rows[20].created_at}, {"until": rows[20].created_at},
+            {"after": 30},
         ):  # fmt: skip
             for newest_first in (False, True):
                 for limit in (2, 1000):
                     wanted = RunFilter(tenant=tenant, newest_first=newest_first, limit=limit, **more)
-                    found = [row.n for row in await queue.find(wanted)]
-                    same(found, [row.n for row in wanted.listed(rows)], f"the runs of {wanted} {what}")
+                    found = [row.arrival for row in await queue.find(wanted)]
+                    same(found, [row.arrival for row in wanted.listed(rows)], f"the runs of {wanted} {what}")
 
 
 @CASES
@@ -154,7 +155,7 @@ async def a_stored_run_is_given_to_a_tenant(make: Make) -> None:
             same(outcome, "running" if running else "assigned", f"giving away a run that is {before.status}")
             after = await queue.require(row.run_id)
             tenant = before.tenant if outcome == "running" else "A"
-            same(after.with_values(held=0), before.with_values(tenant=tenant, held=0), "the row of the run")
+            same(after.with_values(blocked=0), before.with_values(tenant=tenant, blocked=0), "the row of the run")
             assert after.run_key is not None
             same((await queue.require(after.run_key, tenant or None)).run_id, row.run_id, "the run by its key")
         await compare_lists(queue, "after runs were given to a tenant")
@@ -173,7 +174,7 @@ async def a_run_that_is_given_to_a_tenant_takes_its_keys_along(make: Make) -> No
             return
         same((await queue.require(mine.run_id)).tenant, "", "the tenant of that run")
         same(await queue.assign(first.run_id, "a"), "assigned", "giving away the active run of a concurrency key")
-        held = [(await queue.require(row.run_id)).held for row in (first, second, third, theirs)]
+        held = [(await queue.require(row.run_id)).blocked for row in (first, second, third, theirs)]
         same(held, [1, 0, 1, 0], "which runs are blocked: the run given away follows the active run of its new key")
         again = await queue.enqueue("job1", "agent", {"n": 1}, tenant="a")
         same(str(again.run_id), first.run_id, "the run of the tenant with the run key of the run given away")

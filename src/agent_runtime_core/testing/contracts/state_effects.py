@@ -122,10 +122,10 @@ async def an_effect_has_several_digests(make: Make) -> None:
 @CASES
 async def another_run_may_have_the_id_of_a_deleted_one(make: Make) -> None:
     async with opened(make) as store:
-        await put(store, before := row(ORIGIN, HAPPENED, n=1, t=1.0))
+        await put(store, before := row(ORIGIN, HAPPENED, arrival=1, t=1.0))
         with refused(EffectExists, "an effect that a deleted run with the same id has completed"):
-            await begin(store, row(ORIGIN, n=2))
-        await put(store, again := row(ORIGIN, n=2, t=2.0))
+            await begin(store, row(ORIGIN, arrival=2))
+        await put(store, again := row(ORIGIN, arrival=2, t=2.0))
         same(await found(store, before), [before, again], "the rows of two runs with the same id")
         await write(store, Op("effect.drop", (again,)))
         same(await found(store, before), [before], "the row of the deleted run")
