@@ -125,13 +125,11 @@ ROWS: dict[str, list[str]] = {
         "tasks",
     ],
     "llm": [
-        "_anthropic_content _api_keys _circuit_breaker _client_per_loop "
-        "_error_messages _error_text _finish_reasons _openai_usage _prices _provider _schemas _stream_body "
-        "_tool_images",
-        "_anthropic_options _anthropic_turns _openai_errors _openai_format _property_names _retries _trace_header",
-        "_anthropic_errors _anthropic_format _message_order _openai_stream _recording",
-        "_anthropic_response _fallbacks",
-        "_anthropic_stream _client",
+        "_api_keys _circuit_breaker _client_per_loop _finish_reasons _openai_usage _prices _provider _schemas "
+        "_stream_body",
+        "_anthropic_options _openai_format _provider_errors _recording _retries",
+        "_anthropic_format _fallbacks _openai_stream",
+        "_anthropic_response _client",
         "openai",
         "anthropic litellm",
     ],
