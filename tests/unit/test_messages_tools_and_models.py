@@ -33,8 +33,7 @@ from agent_runtime_core.testing import (
 )
 from agent_runtime_core.tools import Tool, ToolRegistry, tool
 from agent_runtime_core.tools.arguments import BadArguments, check_arguments
-from agent_runtime_core.tools.calculator import CalculatorTool
-from agent_runtime_core.tools.expression import calculate
+from agent_runtime_core.tools.calculator import CalculatorTool, calculate
 from agent_runtime_core.tools.registry import unknown_tool
 from agent_runtime_core.tools.structured_output import Output
 from agent_runtime_core.tools.todo import TodoStoreTool

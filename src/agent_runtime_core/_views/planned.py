@@ -7,8 +7,7 @@ from typing import Any
 
 from .._journal.record import DONE, Record
 from ..interfaces import AgentRuntime
-from ..planning.agent import PLANNING, PlanningAgent, built_in_tools
-from ..planning.progress import tried_steps
+from ..planning.agent import PLANNING, PlanningAgent, built_in_tools, tried_steps
 from .plain import plain_value
 
 

@@ -174,16 +174,13 @@ class OpenAIWire(ProviderAdapter):
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
-        limit = self._limit(request.model)
+        limit = "max_completion_tokens" if self._own or _REASONING.match(request.model) else "max_tokens"
         arguments = chat_arguments(request, self.provider, self.endpoint, timeout, limit=limit, stream=stream)
         # The server may accept arguments that this SDK does not know.
         body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
             arguments["extra_body"] = {**body, **(arguments.get("extra_body") or {})}
         return {name: value for name, value in arguments.items() if value is not None}
-
-    def _limit(self, model: str) -> str:
-        return "max_completion_tokens" if self._own or _REASONING.match(model) else "max_tokens"
 
     def _timeout(self, timeouts: Timeouts) -> Any:
         return self._sdk.Timeout(None, connect=timeouts.connect)

@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from ..interfaces import TraceSink
     from .langfuse import LangfuseTraceSink
     from .logs import JsonFormatter, RunFields
-    from .noop import NoopTraceSink
     from .opentelemetry import OpenTelemetrySink
     from .prometheus import PrometheusSink
-    from .tracer import Tracer
+    from .tracer import NoopTraceSink, Tracer
 
 __all__ = [
     "TRACING",
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 TRACING = {
-    "noop": ".noop:NoopTraceSink",
+    "noop": ".tracer:NoopTraceSink",
     "langfuse": ".langfuse:LangfuseTraceSink",
     "opentelemetry": ".opentelemetry:OpenTelemetrySink",
     "prometheus": ".prometheus:PrometheusSink",
