@@ -208,7 +208,7 @@ ROWS: dict[str, list[str]] = {
         "manager",
     ],
     "testing": [
-        "clock crash_points models plugin run_comparison tools",
+        "clock crash_points models plugin tools",
         "cassettes context contracts simulated_process",
         "crash_test recordings",
     ],
