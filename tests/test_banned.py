@@ -229,7 +229,7 @@ OPENS: dict[str, dict[str, int]] = {
     "_engines/sqlite/writer.py": {"WriteAheadLog._extend": 1},  # the log
     "_views/page.py": {"_collect": 1},  # files of the page
     "cli/main.py": {"main": 2},  # the null device
-    "cli/database_file.py": {"file_system_of": 1},  # the table of mounts
+    "cli/doctor.py": {"file_system_of": 1},  # the table of mounts
     "cli/export.py": {"_opened": 1},  # `export` refuses the database of its own store
     "cli/conformance.py": {"import tempfile": 1},  # directories for the backends of others
     "persistence/documents/file_directory.py": {
@@ -241,7 +241,7 @@ OPENS: dict[str, dict[str, int]] = {
     # Created exclusively; `serve` refuses the database of its own store.
     "server/token_file.py": {"TokenFile._read": 1, "_create": 2},
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
-    "turns/settings_files.py": {"_read": 2},  # settings and packs
+    "turns/pack_reader.py": {"_read": 2},  # settings and packs
 }
 #: Whole modules that open what they are given.
 OPENERS = {

@@ -44,7 +44,7 @@ def _head(node: ast.stmt) -> tuple[int, int]:
 
 def _start(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min(each.lineno for each in [node, *decorators])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def test_a_layout_by_hand_saves_lines(tmp_path: Path) -> None:

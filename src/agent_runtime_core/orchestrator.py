@@ -22,11 +22,9 @@ from .errors import RunNotFound, UnknownRun
 from .interfaces import LLMClient
 from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
-from .planning.agent import PlanningAgent
-from .planning.base import BasePlanner
+from .planning.agent import PlanningAgent, tried_steps
 from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, ON_LONG_PLAN
-from .planning.plan import MOST_STEPS
-from .planning.progress import tried_steps
+from .planning.plan import MOST_STEPS, BasePlanner
 from .queue.records import RunRow
 from .registry import Registry
 from .runner.runner import AgentRunner

@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core.queue import RunRow
 from agent_runtime_core.state import StateRow
-from agent_runtime_core.testing.contracts import checks, events, queue, queue_fixtures, state
+from agent_runtime_core.testing.contracts import checks, events, queue, state
 from agent_runtime_core.testing.contracts.checks import same
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
@@ -88,8 +88,7 @@ async def test_a_case_that_waits_in_vain_says_which_it_is(monkeypatch: pytest.Mo
         async def read(self, what: str, *args: Any) -> Any:
             await asyncio.Event().wait()
 
-    for module in (checks, queue_fixtures):
-        monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(checks, "PATIENCE", 0.01)
     with pytest.raises(AssertionError, match=r"^a_claim_hands_over_what_was_enqueued: did not finish within"):
         await queue.check(Silent)
 

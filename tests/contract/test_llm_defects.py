@@ -22,15 +22,11 @@ from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.testing.contracts import (
     llm,
     llm_answers,
-    llm_failures,
-    llm_optional,
-    llm_streams,
-    llm_tools,
 )
 from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make, Reply
 from tests.contract.third_party.their_client import Part, Provider, TheirClient, make, scripted
 
-PARTS = (llm_answers, llm_tools, llm_streams, llm_failures, llm_optional)
+PARTS = (llm_answers, llm)
 
 
 class UserAnswers(TheirClient):
@@ -406,41 +402,41 @@ DEFECTS: list[tuple[type[TheirClient], Case]] = [
     (SwallowsCancel, llm_answers.a_cancelled_call_leaves_the_client_usable),
     (BusyAfterCancel, llm_answers.a_call_that_runs_out_of_time_is_let_go),
     (BoundToALoop, llm_answers.event_loops_take_turns),
-    (PlainCalls, llm_streams.calls_come_whole_and_last),
-    (NumberedCalls, llm_tools.a_call_is_a_dict_and_an_object),
-    (Renumbers, llm_tools.calls_side_by_side_are_told_apart),
-    (FirstCallOnly, llm_tools.calls_side_by_side_are_told_apart),
-    (ReprArguments, llm_tools.arguments_are_as_given),
-    (LosesResults, llm_tools.results_of_tools_are_sent_back),
-    (LosesAPiece, llm_streams.pieces_joined_are_the_answer),
-    (AllAtOnce, llm_streams.a_stream_left_early_leaves_nothing),
-    (AnotherWhole, llm_streams.an_answer_is_the_same_however_it_came),
-    (EndsWhenCancelled, llm_streams.a_cancelled_stream_leaves_the_client_usable),
-    (CallsInTheMiddle, llm_streams.calls_come_whole_and_last),
-    (NoUsageInStreams, llm_streams.the_last_piece_has_the_rest),
-    (LosesTools, llm_streams.a_stream_sends_what_it_is_given),
-    (SendsAnything, llm_streams.a_stream_of_no_messages_is_refused),
-    (LeavesATask, llm_streams.a_stream_left_early_leaves_nothing),
-    (EndsAnyway, llm_streams.a_stream_that_is_cut_is_an_error),
-    (EndsAnyway, llm_streams.a_cut_stream_asked_for_whole_is_an_error),
-    (CallsAsTheyCome, llm_streams.a_stream_that_is_cut_is_an_error),
-    (CallsAsTheyCome, llm_streams.a_stream_that_stalls_is_an_error),
-    (ForgetsTheWait, llm_streams.a_stream_that_is_refused_says_why),
-    (OneKindOfError, llm_failures.a_refusal_has_its_type),
-    (RetriesNothing, llm_failures.a_refusal_has_its_type),
-    (ForgetsTheWait, llm_failures.the_wait_a_provider_asks_for_is_told),
-    (ForeignErrors, llm_failures.a_broken_connection_is_an_error),
-    (BrokenForGood, llm_failures.a_failure_is_over_with_the_next_answer),
-    (TellsTheKey, llm_failures.the_key_is_in_no_error),
-    (TellsTheKeyBelow, llm_failures.the_key_is_in_no_error),
-    (TellsTheKey, llm_failures.the_key_is_in_no_error_of_a_stream),
-    (EmbedsUnordered, llm_optional.each_text_has_a_vector),
-    (EmbedsLetters, llm_optional.what_are_no_texts_is_refused),
-    (EmbedsLater, llm_optional.vectors_that_are_refused_say_why),
-    (CountsAnything, llm_optional.tokens_of_no_messages_are_not_counted),
-    (SilentVerdict, llm_optional.a_verdict_is_a_dict),
-    (CountsNothing, llm_optional.tokens_are_counted),
-    (CannotCount, llm_optional.tokens_are_counted),
+    (PlainCalls, llm_answers.calls_come_whole_and_last),
+    (NumberedCalls, llm.a_call_is_a_dict_and_an_object),
+    (Renumbers, llm.calls_side_by_side_are_told_apart),
+    (FirstCallOnly, llm.calls_side_by_side_are_told_apart),
+    (ReprArguments, llm.arguments_are_as_given),
+    (LosesResults, llm.results_of_tools_are_sent_back),
+    (LosesAPiece, llm_answers.pieces_joined_are_the_answer),
+    (AllAtOnce, llm_answers.a_stream_left_early_leaves_nothing),
+    (AnotherWhole, llm_answers.an_answer_is_the_same_however_it_came),
+    (EndsWhenCancelled, llm_answers.a_cancelled_stream_leaves_the_client_usable),
+    (CallsInTheMiddle, llm_answers.calls_come_whole_and_last),
+    (NoUsageInStreams, llm_answers.the_last_piece_has_the_rest),
+    (LosesTools, llm_answers.a_stream_sends_what_it_is_given),
+    (SendsAnything, llm_answers.a_stream_of_no_messages_is_refused),
+    (LeavesATask, llm_answers.a_stream_left_early_leaves_nothing),
+    (EndsAnyway, llm_answers.a_stream_that_is_cut_is_an_error),
+    (EndsAnyway, llm_answers.a_cut_stream_asked_for_whole_is_an_error),
+    (CallsAsTheyCome, llm_answers.a_stream_that_is_cut_is_an_error),
+    (CallsAsTheyCome, llm_answers.a_stream_that_stalls_is_an_error),
+    (ForgetsTheWait, llm_answers.a_stream_that_is_refused_says_why),
+    (OneKindOfError, llm.a_refusal_has_its_type),
+    (RetriesNothing, llm.a_refusal_has_its_type),
+    (ForgetsTheWait, llm.the_wait_a_provider_asks_for_is_told),
+    (ForeignErrors, llm.a_broken_connection_is_an_error),
+    (BrokenForGood, llm.a_failure_is_over_with_the_next_answer),
+    (TellsTheKey, llm.the_key_is_in_no_error),
+    (TellsTheKeyBelow, llm.the_key_is_in_no_error),
+    (TellsTheKey, llm.the_key_is_in_no_error_of_a_stream),
+    (EmbedsUnordered, llm.each_text_has_a_vector),
+    (EmbedsLetters, llm.what_are_no_texts_is_refused),
+    (EmbedsLater, llm.vectors_that_are_refused_say_why),
+    (CountsAnything, llm.tokens_of_no_messages_are_not_counted),
+    (SilentVerdict, llm.a_verdict_is_a_dict),
+    (CountsNothing, llm.tokens_are_counted),
+    (CannotCount, llm.tokens_are_counted),
 ]
 
 
@@ -455,7 +451,7 @@ def made_by(client: Callable[[Provider], LLMClient]) -> Make:
 @pytest.mark.parametrize(("defect", "case"), DEFECTS, ids=[f"{d.__name__}-{c.__name__}" for d, c in DEFECTS])
 async def test_a_defect_is_found(defect: type[TheirClient], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is seen by waiting is waited for a little less.
-    monkeypatch.setattr(llm_streams, "PATIENCE", 1.0)
+    monkeypatch.setattr(llm_answers, "PATIENCE", 1.0)
     await case(make)
     with pytest.raises((AssertionError, AgentRuntimeError, RuntimeError, NotImplementedError, TypeError)):
         await case(made_by(defect))
@@ -464,7 +460,7 @@ async def test_a_defect_is_found(defect: type[TheirClient], case: Case, monkeypa
 async def test_a_client_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime_core.testing.contracts.llm_fixtures.PATIENCE", 0.3)
     with pytest.raises(TimeoutError):
-        await llm_streams.a_stream_that_stalls_is_an_error(made_by(WaitsForEver))
+        await llm_answers.a_stream_that_stalls_is_an_error(made_by(WaitsForEver))
 
 
 async def test_a_client_need_not_stream() -> None:
@@ -488,9 +484,9 @@ async def test_what_a_script_cannot_say_is_passed_over_only_where_it_is_optional
             raise NotSupported("this provider refuses nothing")
         yield TheirClient(scripted(script))
 
-    await llm_streams.a_stream_that_is_refused_says_why(only_text)
+    await llm_answers.a_stream_that_is_refused_says_why(only_text)
     with pytest.raises(NotSupported):
-        await llm_failures.a_refusal_has_its_type(only_text)
+        await llm.a_refusal_has_its_type(only_text)
 
 
 def test_every_case_is_in_the_table() -> None:

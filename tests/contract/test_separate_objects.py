@@ -13,12 +13,12 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.state import get_state_store
-from agent_runtime_core.testing.contracts.runs_separate import CASES
+from agent_runtime_core.testing.contracts.runs import SEPARATE
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
 from tests.contract.third_party.their_store import TheirStore
 
-[CASE] = CASES
+[CASE] = SEPARATE
 
 
 class OneTableOfFences:

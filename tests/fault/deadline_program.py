@@ -17,7 +17,7 @@ from agent_runtime_core import RunnerConfig, Tool
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager
 from agent_runtime_core.planning import Plan, PlanStep
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.tools import ToolRegistry
 from agent_runtime_core.turns import (
     EventPublisherSubscriber,

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_runtime_core import AgentRunner, RunnerConfig
 from agent_runtime_core.planning import Plan, PlanStep, StepKind
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.turns import (
     EventPublisherSubscriber,
     ProviderSteps,

@@ -22,7 +22,7 @@ from agent_runtime_core import (
     ToolRegistry,
 )
 from agent_runtime_core.planning import Plan, PlanningAgent, PlanStep
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.registry import Registry
 from tests.support.hostile_texts import HOSTILE_TEXTS, STORABLE
 from tests.support.scripted_model import Scripted, asks, call

@@ -26,7 +26,7 @@ from agent_runtime_core import (
 )
 from agent_runtime_core.orchestrator import Orchestrator
 from agent_runtime_core.planning import Plan, PlanStep
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import VirtualClock
 from tests.support.scripted_model import Scripted, asks, call

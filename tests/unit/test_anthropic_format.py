@@ -19,8 +19,7 @@ from agent_runtime_core.llm._anthropic_options import (
     schema_prompt,
     tools_of,
 )
-from agent_runtime_core.llm._anthropic_response import answer_of, parsed_input, usage_of
-from agent_runtime_core.llm._anthropic_stream import Assembly
+from agent_runtime_core.llm._anthropic_response import Assembly, answer_of, parsed_input, usage_of
 from agent_runtime_core.llm._openai_format import ids_in, incoming, outgoing
 
 HELLO = {"role": "user", "content": "hello"}

@@ -12,7 +12,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.tools import CalculatorTool, ToolResult
-from agent_runtime_core.tools.expression import calculate
+from agent_runtime_core.tools.calculator import calculate
 
 
 async def run(**arguments: Any) -> ToolResult:

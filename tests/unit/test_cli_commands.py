@@ -20,7 +20,7 @@ import pytest
 
 from agent_runtime_core._core.validation import redacted
 from agent_runtime_core.cli.completion import commands_of
-from agent_runtime_core.cli.database_file import file_system_of
+from agent_runtime_core.cli.doctor import file_system_of
 from agent_runtime_core.cli.output import human_size, human_time
 from agent_runtime_core.cli.parser import parser
 from agent_runtime_core.cli.store import answer_command

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.cli.arguments import point_in_time, retention
-from agent_runtime_core.cli.durations import seconds_in
+from agent_runtime_core.cli.arguments import point_in_time, retention, seconds_in
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.parser import Parser, parsed, parser
 

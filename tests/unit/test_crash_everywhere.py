@@ -42,7 +42,7 @@ from agent_runtime_core.testing import (
     simulated_process as lives,
 )
 from agent_runtime_core.testing.crash_points import CrashPoint, KillableEngine
-from agent_runtime_core.testing.run_comparison import event_log_errors
+from agent_runtime_core.testing.crash_test import event_log_errors
 from agent_runtime_core.testing.simulated_process import SimulatedProcess
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool

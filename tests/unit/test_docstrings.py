@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from agent_runtime_core.tools.docstrings import read_docstring
+from agent_runtime_core.tools.schema import read_docstring
 
 GOOGLE = """
 Search the archive.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agent_runtime_core.tools import json_in_text
+from agent_runtime_core.tools import structured_output
 
 A = '{"a": "x"}'
 NESTED = '{"a": {"b": [1, {"c": "} ] \\" {"}]}}'
 
 
 def json_texts(text: str) -> list[str]:
-    answers, thoughts = json_in_text.json_texts(text)
+    answers, thoughts = structured_output.json_texts(text)
     return answers + thoughts
 
 

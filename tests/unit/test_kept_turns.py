@@ -31,7 +31,7 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import crash_everywhere
-from agent_runtime_core.tools.parts import ContentParts
+from agent_runtime_core.tools.results import ContentParts
 from agent_runtime_core.tools.tool import Tool
 from tests.support.backends import backends
 from tests.support.codec import KEY

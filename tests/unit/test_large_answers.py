@@ -16,7 +16,7 @@ from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import PlanningError
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.persistence import AuditEventType, PersistenceManager
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock

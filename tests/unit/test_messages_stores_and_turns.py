@@ -40,7 +40,7 @@ from agent_runtime_core.planning import (
 )
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import ConfigLoader, TurnManager
-from agent_runtime_core.turns.change_listeners import Subscribers
+from agent_runtime_core.turns.config_loader import Subscribers
 from agent_runtime_core.turns.events import EventEnvelope, StepResultChunk, TurnEvent
 from agent_runtime_core.turns.hooks import Hooks
 from agent_runtime_core.turns.personality import PackSet, PersonalityPackManager

@@ -18,7 +18,7 @@ from agent_runtime_core.llm._anthropic_format import conversation_of
 from agent_runtime_core.llm._anthropic_options import options_of
 from agent_runtime_core.llm._api_keys import AnthropicConfigurationError, required_key
 from agent_runtime_core.llm._circuit_breaker import Breakers
-from agent_runtime_core.llm._error_messages import explained
+from agent_runtime_core.llm._client import explained
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.loop.model_settings import settings_of_run
 from agent_runtime_core.registry import Registry
@@ -33,8 +33,7 @@ from agent_runtime_core.testing import (
 )
 from agent_runtime_core.tools import Tool, ToolRegistry, tool
 from agent_runtime_core.tools.arguments import BadArguments, check_arguments
-from agent_runtime_core.tools.calculator import CalculatorTool
-from agent_runtime_core.tools.expression import calculate
+from agent_runtime_core.tools.calculator import CalculatorTool, calculate
 from agent_runtime_core.tools.registry import unknown_tool
 from agent_runtime_core.tools.structured_output import Output
 from agent_runtime_core.tools.todo import TodoStoreTool

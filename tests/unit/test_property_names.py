@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent_runtime_core.errors import ProviderError
 from agent_runtime_core.llm import ChatClient
-from agent_runtime_core.llm._property_names import renamed_tools, with_real_names, with_sent_names
+from agent_runtime_core.llm._client import renamed_tools, with_real_names, with_sent_names
 from agent_runtime_core.llm._provider import Completion, ProviderAdapter, Request, Timeouts
 from agent_runtime_core.llm._schemas import property_names
 

@@ -11,9 +11,8 @@ pytest.importorskip("openai")
 
 from agent_runtime_core.errors import ContextOverflow, ProviderError, RateLimited, RequestRefused
 from agent_runtime_core.llm import OpenAIClient, Retries
-from agent_runtime_core.llm._anthropic_errors import error_of
-from agent_runtime_core.llm._error_text import words_of
-from agent_runtime_core.llm._openai_errors import is_too_long, of_status, without_keys
+from agent_runtime_core.llm._provider_errors import is_too_long, of_status, without_keys, words_of
+from agent_runtime_core.llm.anthropic import error_of
 from tests.support.provider_server import Script, script, serving
 
 KEY = "sk-canary-0123456789"

@@ -10,7 +10,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rule_planner
-from agent_runtime_core.planning.arithmetic_requests import read_arithmetic
+from agent_runtime_core.planning.rule_planner import read_arithmetic
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
 from tests.support.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent_runtime_core.turns.step_semaphore import StepSlots
+from agent_runtime_core.turns.processor import StepSlots
 
 
 class Crowd:

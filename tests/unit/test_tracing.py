@@ -541,7 +541,7 @@ def test_the_configured_sink() -> None:
 
 
 def test_a_sink_of_their_own_by_its_name() -> None:
-    sink = get_trace_sink("agent_runtime_core.tracing.noop:NoopTraceSink")
+    sink = get_trace_sink("agent_runtime_core.tracing.tracer:NoopTraceSink")
     assert type(sink) is NoopTraceSink
     with pytest.raises(
         InvalidArgument,

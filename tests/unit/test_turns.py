@@ -30,7 +30,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
-from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus, StepStatus
@@ -55,7 +55,7 @@ from agent_runtime_core.turns.events import (
     PlanRequest,
     StepResultChunk,
 )
-from agent_runtime_core.turns.logs import TurnLog
+from agent_runtime_core.turns.hooks import TurnLog
 from agent_runtime_core.turns.planner import PlanExecutor
 from agent_runtime_core.turns.turn_run import recent_messages
 from tests.support.runs import Rig, until

@@ -11,10 +11,9 @@ from .._execution.step_scope import Identity
 from .._journal.record import DONE, SKIPPED, Record
 from ..errors import InvalidArgument
 from ..interfaces import AgentRuntime
-from ..planning.agent import PLANNING, PlanningAgent, built_in_tools
+from ..planning.agent import PLANNING, PlanningAgent, built_in_tools, tried_steps
 from ..planning.executor import SCOPE, step_name
 from ..planning.plan import Plan, PlanStep
-from ..planning.progress import tried_steps
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
 from .attempts import LIST, TracedStep, traced_steps

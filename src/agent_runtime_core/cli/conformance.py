@@ -40,7 +40,8 @@ async def conformance(args: Namespace) -> int:
     with prints_on_stderr():
         found = attribute_of(args.target, args.agent_path)
     contract = args.contract or _contract_of(found, args.target)
-    cases = [each for each in _cases(contract) if args.case is None or args.case in each.__name__]
+    every = cast("Iterable[Case]", load(f"{_PACKAGE}.testing.contracts.{_CONTRACTS[contract][1]}:CASES"))
+    cases = [each for each in every if args.case is None or args.case in each.__name__]
     if not cases:
         raise InvalidArgument(f"--case must be part of the name of a test, got {brief(args.case)}")
     with ExitStack() as directories, prints_on_stderr():
@@ -53,11 +54,6 @@ async def conformance(args: Namespace) -> int:
         table(results, ("outcome", "case", "error"))
         print_line(f"{len(results) - failed} of {len(results)} {contract} tests passed")
     return 1 if failed else 0
-
-
-def _cases(contract: str) -> Iterable[Case]:
-    module = _CONTRACTS[contract][1]
-    return cast("Iterable[Case]", load(f"{_PACKAGE}.testing.contracts.{module}:CASES"))
 
 
 def _contract_of(found: Any, target: str) -> str:

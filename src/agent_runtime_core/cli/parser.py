@@ -106,7 +106,9 @@ def parser() -> Parser:
         help="print the version and exit",
     )  # fmt: skip
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
-    plain = _common(argparse.ArgumentParser(add_help=False))
+    plain = argparse.ArgumentParser(add_help=False)
+    plain.add_argument("--json", action="store_true", help="write JSON")
+    plain.add_argument("--debug", action="store_true", help="show the traceback of an error")
     store = argparse.ArgumentParser(add_help=False, parents=[plain])
     store.add_argument("--url", help=_STORE)
     one = _with_tenant([store], "the tenant of the run, if its run_id is a name that several tenants use")
@@ -122,12 +124,6 @@ def parser() -> Parser:
     _add_tenant(commands, store)
     _add_maintenance(commands, store, plain)
     return top
-
-
-def _common(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    options.add_argument("--json", action="store_true", help="write JSON")
-    options.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return options
 
 
 def _with_tenant(parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
@@ -331,7 +327,7 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
     )  # fmt: skip
     one.add_argument("--events", action="store_true", help="also show its events")
     events = _command(
-        commands, "events", ".events:events", "show the events of a run, or follow them",
+        commands, "events", ".runs:events", "show the events of a run, or follow them",
         "events order-7 --follow --url agents.db", [run],
     )  # fmt: skip
     events.add_argument("--follow", action="store_true",

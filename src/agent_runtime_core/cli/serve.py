@@ -31,10 +31,9 @@ from ..server.state import ServerState
 from ..server.token_file import Token, default_path
 from ..turns.manager import TurnManager
 from .app_loader import agents_in, loaded, runner_of
-from .metrics import metrics_of
 from .output import json_line, print_line
 from .store import display_name, open_store, refuse_url
-from .worker import end_in_spite_of_tasks, freeze_imports, set_up_logging, worker_name
+from .worker import end_in_spite_of_tasks, freeze_imports, metrics_of, set_up_logging, worker_name
 
 TOKEN_VARIABLE = "AGENT_RUNTIME_TOKEN"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")

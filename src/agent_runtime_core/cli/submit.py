@@ -118,12 +118,9 @@ async def _report(args: Namespace, runner: AgentRunner, row: RunRow, result: Run
     if args.json:
         print_json({**await summary(runner, row, end=True), "final_output": result.final_output})
     elif succeeded:
-        print_line(f"run {row.run_key or row.run_id} succeeded: {_shown(result.final_output)}")
+        output = json.dumps(result.final_output, ensure_ascii=False, default=str)
+        print_line(f"run {row.run_key or row.run_id} succeeded: {output}")
     if not succeeded:
         error = "" if result.error is None else f": {result.error.type}: {result.error.message}"
         warn(f"run {row.run_key or row.run_id!r} is {row.status}{error}")
     return 0 if succeeded else 1
-
-
-def _shown(output: Any) -> str:
-    return json.dumps(output, ensure_ascii=False, default=str)

@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import platform
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from .._core.lazy_import import load
 from .._core.log import log
 from ..config import get_config
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..tracing.logs import JsonFormatter
+from ..tracing.prometheus import PrometheusSink
 from .app_loader import agents_of
-from .metrics import served_metrics
 from .output import LogFormatter, json_line, print_line
 from .store import display_name, is_in_memory, open_store, refuse_url
+
+
+def metrics_of(runner: AgentRunner) -> PrometheusSink:
+    """Return the Prometheus sink of a runner, which gets one if it has none."""
+    known = () if runner.tracer is None else runner.tracer.sinks
+    found = next((sink for sink in known if isinstance(sink, PrometheusSink)), None)
+    if found is None:
+        found = PrometheusSink()
+        runner.add_trace_sink(found)
+    return found
+
+
+@contextlib.contextmanager
+def served_metrics(args: Namespace, runner: AgentRunner) -> Iterator[str | None]:
+    """Serve the metrics of a worker on `--metrics-port` inside the block. Yield their URL, None without that option."""
+    if args.metrics_port is None:
+        yield None
+        return
+    metrics = metrics_of(runner)
+    metrics.watch(runner)
+    start: Any = load("prometheus_client:start_http_server", needed_by="--metrics-port")
+    host, port = args.metrics_host, args.metrics_port
+    try:
+        server, thread = start(port, addr=host, registry=metrics.registry)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not a valid name"
+        raise InvalidArgument(
+            f"port {port} of {brief(host)} cannot be used for metrics: {why}. Choose another one with --metrics-host "
+            "and --metrics-port"
+        ) from None
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
 
 #: Of the garbage collector: new objects before it visits the youngest, how often it does so before it visits those that
 #: stayed once, and how often it visits these before it visits all.

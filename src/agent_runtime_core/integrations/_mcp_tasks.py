@@ -3,23 +3,142 @@
 from __future__ import annotations
 
 import datetime as _dt
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import require_client_extension
-from mcp_types import INVALID_PARAMS, ElicitResult, EmptyResult, InputResponses, RequestParams, Result
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    EmptyResult,
+    InputResponses,
+    RequestParams,
+    Result,
+    TextContent,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict
 from pydantic.alias_generators import to_camel
 
-from ..errors import AgentRuntimeError
+from .._core.codec.json import encode
+from .._core.json_schema import misfit
+from ..errors import AgentRuntimeError, IllegalTransition, InvalidArgument, UnserialisableResult
+from ..interfaces import RunResult
 from ..queue.records import LIVE, RunRow
+from ..runner.approvals import ApprovalRequest, open_requests_of
 from ..runner.runner import AgentRunner
-from ..status import status_words
-from ._mcp_questions import answer, elicitation, questions_of
-from ._mcp_results import tool_result
+from ..status import RunStatus, status_words
+from ..tools.results import as_plain, text_of_result
+
+#: The key in the `_meta` of a result under which the id of the run is.
+RUN_ID: Final = "agent-runtime-core/run-id"
+
+
+def tool_result(run: RunResult) -> CallToolResult:
+    """Return the output of a run that succeeded, or why it did not."""
+    meta: dict[str, Any] = {RUN_ID: str(run.run_id)}
+    if run.status is not RunStatus.SUCCEEDED:
+        reason = f": {run.error.type}: {run.error.message}" if run.error else ""
+        return failure(f"run {run.run_key or run.run_id} {status_words(str(run.status))}{reason}", meta)
+    try:
+        output = as_plain(run.final_output)
+        text = text_of_result(output.get("response", output))
+    except UnserialisableResult as problem:
+        return failure(f"run {run.run_key or run.run_id} succeeded, but its output is not JSON: {problem}", meta)
+    return CallToolResult(content=[TextContent(text=text)], structured_content=output, _meta=meta)
+
+
+def failure(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
+    """Return a result that tells the model of the client why the call failed."""
+    return CallToolResult(content=[TextContent(text=text)], is_error=True, _meta=meta)
+
+
+_PRIMITIVE: Final = ("string", "number", "integer", "boolean")
+_ANSWER: Final = "answer"
+_APPROVED: Final = {"type": "boolean", "title": "Approve"}
+
+
+async def questions_of(runner: AgentRunner, row: RunRow) -> dict[str, ApprovalRequest]:
+    """Return the open questions of a run and of its child runs, by request id."""
+    if row.status not in LIVE:
+        return {}
+    found = {each.request_id: each for each in await open_requests_of(runner.queue, row)}
+    for child in await runner.queue.children(row.run_id):
+        found |= await questions_of(runner, child)
+    return found
+
+
+def elicitation(asked: ApprovalRequest) -> ElicitRequest:
+    """Return a question as a form for a person."""
+    form = _form_of(asked.schema)
+    text = f"Run {asked.run_key or asked.run_id} of agent {asked.agent_key} asks for {asked.name!r}."
+    if asked.details is not None:
+        text += f"\n{asked.details if isinstance(asked.details, str) else encode(asked.details)}"
+    return ElicitRequest(params=ElicitRequestFormParams(message=text, requested_schema=form))
+
+
+async def answer(runner: AgentRunner, asked: ApprovalRequest, response: ElicitResult) -> None:
+    """Answer a question with what a person entered in its form. A dismissed form leaves the question open.
+
+    Raises:
+        MCPError: The answer does not match the schema of the question, or the question is closed.
+    """
+    if response.action == "cancel":
+        return
+    try:
+        given = _answer_of(asked.schema, response)
+        await runner.approve(asked.run_id, asked.name, given, request_id=asked.request_id)
+    except (IllegalTransition, InvalidArgument, UnserialisableResult, ValueError) as error:
+        raise MCPError(INVALID_PARAMS, f"answer to {asked.name!r}: {error}") from error
+
+
+def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a flat schema with primitive properties: MCP allows no others in a form."""
+    if schema is not None and _is_flat(schema):
+        return dict(schema)
+    if schema is None or _takes_yes_or_no(schema):
+        field: dict[str, Any] = dict(_APPROVED)
+    elif schema.get("type") in _PRIMITIVE:
+        field = dict(schema)
+    else:
+        field = {"type": "string", "title": "Answer as JSON", "description": f"JSON that matches {encode(schema)}"}
+    return {"type": "object", "properties": {_ANSWER: field}, "required": [_ANSWER]}
+
+
+def _takes_yes_or_no(schema: Mapping[str, Any]) -> bool:
+    """Return whether true and false are answers that an approval of a call takes."""
+    return {"type": "boolean"} in schema.get("anyOf", ())
+
+
+def _is_flat(schema: Mapping[str, Any]) -> bool:
+    properties = schema.get("properties")
+    return (
+        schema.get("type") == "object"
+        and isinstance(properties, Mapping)
+        and all(isinstance(each, Mapping) and each.get("type") in _PRIMITIVE for each in properties.values())
+    )
+
+
+def _answer_of(schema: Mapping[str, Any] | None, response: ElicitResult) -> Any:
+    if response.action == "decline":
+        if schema is None or misfit(False, schema) is None:
+            return False
+        raise ValueError("it cannot be declined, because its schema does not allow false. Accept it, or cancel the run")
+    content: Any = response.content or {}
+    if schema is not None and _is_flat(schema):
+        return content
+    if _ANSWER not in content:
+        raise ValueError(f"the form has no field {_ANSWER!r}")
+    if schema is None or _takes_yes_or_no(schema) or schema.get("type") in _PRIMITIVE:
+        return content[_ANSWER]
+    return json.loads(content[_ANSWER])
+
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 _Context = ServerRequestContext[Any, Any]

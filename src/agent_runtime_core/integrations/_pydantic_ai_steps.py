@@ -97,7 +97,7 @@ async def _across_loops(step: Callable[..., Awaitable[T]], body: Callable[[], Aw
 
     async def across() -> T:
         # This task has the context variables of the step, and those of the agent; the body gets them all.
-        future = asyncio.run_coroutine_threadsafe(_awaited(body), here)
+        future = asyncio.run_coroutine_threadsafe(awaited(body), here)
         bodies.append(future)
         return await asyncio.wrap_future(future)
 
@@ -110,7 +110,7 @@ async def _across_loops(step: Callable[..., Awaitable[T]], body: Callable[[], Aw
         raise
 
 
-async def _awaited(body: Callable[[], Awaitable[T]]) -> T:
+async def awaited(body: Callable[[], Awaitable[T]]) -> T:
     return await body()
 
 

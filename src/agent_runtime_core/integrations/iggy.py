@@ -33,10 +33,9 @@ from ..config import get_config
 from ..errors import InvalidTurn
 from ..retry import Backoff
 from ..tracing.prometheus import Sample
-from ..turns.event_topics import EventPublisherSubscriber
+from ..turns.event_topics import EventPublisherSubscriber, leaving_payload
 from ..turns.events import TOPICS, TURNS, AuditEvent, EventEnvelope, TurnEvent
 from ..turns.manager import TurnManager
-from ..turns.redacted_payloads import leaving_payload
 
 __all__ = ["IggyRelay", "IggyTurns", "IggyUnavailable"]
 

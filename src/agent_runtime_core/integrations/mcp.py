@@ -6,6 +6,7 @@ Needs the extra `mcp`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -20,7 +21,20 @@ from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
-from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND, RequestParamsMeta
+from mcp_types import (
+    CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    RequestParamsMeta,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from mcp_types import Tool as MCPTool
 
 from .._core.context_vars import start_helper
@@ -32,8 +46,8 @@ from ..errors import InvalidArgument, ToolFailed, deciding_error
 from ..interfaces import RunContext, RunResult
 from ..tools.names import tool_name
 from ..tools.registry import ToolRegistry
+from ..tools.results import ContentParts, text_of_parts
 from ..tools.tool import Tool
-from ._mcp_content import content_of, text_of
 
 __all__ = ["MCPAgent", "MCPTools", "ServerUnreachable"]
 
@@ -200,8 +214,8 @@ class MCPTools:
             await connection.failed(client, error)
             raise ToolFailed(name, f"the MCP server {self.name!r} reported: {error.message}") from error
         if result.is_error:
-            raise ToolFailed(name, text_of(result) or "no reason given")
-        return content_of(result)
+            raise ToolFailed(name, _text_of(result) or "no reason given")
+        return _content_of(result)
 
 
 class _Connection:
@@ -297,3 +311,55 @@ class MCPAgent(ToolCallingAgent):
         async with AsyncExitStack() as stack:
             for server in self.mcp_servers:
                 stack.push_async_callback(server.close)
+
+
+def _content_of(result: CallToolResult) -> Any:
+    """Return the result of a tool: text, structured content, or content parts if it has images or documents."""
+    parts = [_part(each) for each in result.content]
+    if any(part["type"] != "text" for part in parts):
+        return ContentParts(parts)
+    if not parts and result.structured_content is not None:
+        return result.structured_content
+    return "\n".join(part["text"] for part in parts)
+
+
+def _text_of(result: CallToolResult) -> str:
+    """Return the text of a result, with a note for each block that is no text."""
+    return text_of_parts(map(_part, result.content))
+
+
+def _part(block: ContentBlock) -> dict[str, Any]:
+    match block:
+        case TextContent():
+            return _text(block.text)
+        case ImageContent():
+            return _image(block.mime_type, block.data)
+        case AudioContent():
+            return _text(f"[{block.mime_type}, {_size(block.data)} bytes: this model client sends no audio]")
+        case ResourceLink():
+            return _text(f"{block.name}: {block.uri}" + (f" ({block.description})" if block.description else ""))
+        case EmbeddedResource():
+            held = block.resource
+            return _text(held.text) if isinstance(held, TextResourceContents) else _blob(held)
+
+
+def _blob(blob: BlobResourceContents) -> dict[str, Any]:
+    kind = blob.mime_type or "application/octet-stream"
+    if kind.startswith("image/"):
+        return _image(kind, blob.blob)
+    if kind == "application/pdf":
+        data = f"data:{kind};base64,{blob.blob}"
+        return {"type": "file", "file": {"filename": blob.uri.rpartition("/")[2] or "file.pdf", "file_data": data}}
+    return _text(f"[{blob.uri}: {kind}, {_size(blob.blob)} bytes]")
+
+
+def _image(kind: str, data: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _size(data: str) -> int:
+    return len(base64.b64decode(data))

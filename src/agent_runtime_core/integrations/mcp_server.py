@@ -48,9 +48,7 @@ from ..registry import key_of
 from ..runner.approvals import ApprovalRequest
 from ..runner.runner import AgentRunner
 from ..tools.names import tool_name
-from ._mcp_questions import answer, elicitation, questions_of
-from ._mcp_results import RUN_ID, failure, tool_result
-from ._mcp_tasks import RunTasks
+from ._mcp_tasks import RUN_ID, RunTasks, answer, elicitation, failure, questions_of, tool_result
 
 __all__ = ["AgentTool", "create_mcp_server", "serve_stdio"]
 

@@ -58,6 +58,7 @@ from ._pydantic_ai_steps import (
     StepBackend,
     StepOptions,
     as_step,
+    awaited,
     next_key,
     on_loop_of,
     place_in,
@@ -284,12 +285,8 @@ async def _all_of(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
     if len(calls) == 1:
         return [await calls[0]()]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_awaited(call)) for call in calls]
+        tasks = [group.create_task(awaited(call)) for call in calls]
     return [task.result() for task in tasks]
-
-
-async def _awaited(call: Callable[[], Awaitable[Any]]) -> Any:
-    return await call()
 
 
 def _checked(name: str, options: Any) -> StepOptions:

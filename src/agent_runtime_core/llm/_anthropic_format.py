@@ -2,17 +2,248 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from .._core.arguments import SYSTEM_ROLES
 from .._core.codec.json import loads_strict
-from .._core.validation import Shown, must
-from ._anthropic_content import PROVIDER, THINKING, Block, is_blank, parts, plain_or_blocks, refused, with_mark
-from ._anthropic_turns import arranged
+from .._core.validation import Shown, must, redacted
+from ..errors import RequestRefused
 from ._openai_format import INVALID, as_unreadable, text_of_answer
+
+PROVIDER = "anthropic"
+
+Block = dict[str, Any]
+
+THINKING = frozenset({"thinking", "redacted_thinking"})
+_DATA_URL = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,(.*)", re.DOTALL | re.IGNORECASE)
+# Libraries and browsers write these names; Anthropic accepts only the registered ones.
+_ALIASES = {
+    "image/jpg": "image/jpeg",
+    "image/pjpeg": "image/jpeg",
+    "image/jfif": "image/jpeg",
+    "image/x-jpeg": "image/jpeg",
+    "image/x-png": "image/png",
+    "image/x-webp": "image/webp",
+    "application/x-pdf": "application/pdf",
+    "application/acrobat": "application/pdf",
+    "text/pdf": "application/pdf",
+}
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_DOCUMENTS = ("application/pdf", "text/plain")
+_FROM_URL_SAFE = str.maketrans("-_", "+/")
+# Parts of answers of other providers.
+_FOREIGN = frozenset({"reasoning", "reasoning_content"})
+
+
+def refused(message: str) -> RequestRefused:
+    return RequestRefused(message, provider=PROVIDER)
+
+
+def parts(content: Any, where: str) -> list[Block]:
+    """Return the blocks of a message's content, without empty texts, which Anthropic rejects."""
+    if content is None:
+        return []
+    if isinstance(content, Mapping):
+        content = json.dumps(content, ensure_ascii=False)
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    blocks = [
+        _part({"type": "text", "text": part} if isinstance(part, str) else part, f"{where}.content[{index}]")
+        for index, part in enumerate(content)
+    ]
+    return [block for block in blocks if not is_blank(block) and block.get("type") not in _FOREIGN]
+
+
+def is_blank(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "text" and not str(block.get("text") or "").strip()
+
+
+def with_mark(blocks: list[Block], mark: Any) -> list[Block]:
+    """Return the blocks with a `cache_control` mark on the last one that may have it."""
+    if mark:
+        for index in reversed(range(len(blocks))):
+            if blocks[index].get("type") not in THINKING:
+                blocks[index] = {**blocks[index], "cache_control": mark}
+                break
+    return blocks
+
+
+def plain_or_blocks(blocks: list[Block]) -> str | list[Block]:
+    """Return the text alone if there is nothing else, otherwise the blocks."""
+    return str(blocks[0]["text"]) if len(blocks) == 1 and blocks[0].keys() == {"type", "text"} else blocks
+
+
+def _part(part: Mapping[str, Any], where: str) -> Block:
+    inner = part.get(str(part.get("type")))
+    # Some libraries write the mark into the object with the data.
+    mark = part.get("cache_control") or (inner.get("cache_control") if isinstance(inner, Mapping) else None)
+    kept = {"cache_control": mark} if mark else {}
+    match part.get("type"):
+        case "text" | "input_text" | "output_text":
+            return {"type": "text", "text": part.get("text") or "", **kept}
+        case "refusal":
+            return {"type": "text", "text": part.get("refusal") or "", **kept}
+        case "image_url" | "input_image":
+            image = part.get("image_url")
+            url = image.get("url") if isinstance(image, Mapping) else image
+            return {"type": "image", "source": _source(str(url), "image/", where), **kept}
+        case "file":
+            return _document(part.get("file") or {}, where) | kept
+        case "input_file":
+            return _document(part, where) | kept
+        case "input_audio":
+            raise refused(str(must(f"{where}: a part", "be text, an image or a document", "input_audio")))
+        case "image" | "document":
+            return _own(part, where)
+    return dict(part)
+
+
+def _own(part: Mapping[str, Any], where: str) -> Block:
+    """Return a part in Anthropic's own format, with a media type that Anthropic accepts."""
+    source = part.get("source")
+    if not isinstance(source, Mapping) or source.get("type") != "base64":
+        return dict(part)
+    accepted = _IMAGES if part.get("type") == "image" else _DOCUMENTS
+    media = _media_type(source.get("media_type"), accepted, where)
+    data = source.get("data")
+    return {
+        **part,
+        "source": {**source, "media_type": media, "data": _plain_base64(data) if isinstance(data, str) else data},
+    }
+
+
+def _document(file: Mapping[str, Any], where: str) -> Block:
+    if file.get("file_data"):
+        source = _source(str(file["file_data"]), "application/pdf", where)
+    elif file.get("file_url"):
+        source = _source(str(file["file_url"]), "application/pdf", where)
+    elif file.get("file_id"):
+        source = {"type": "file", "file_id": str(file["file_id"])}
+    else:
+        raise must(where, "have file_data, file_url or file_id", Shown("none of them"), "Add one")
+    return {"type": "document", "source": source} | ({"title": file["filename"]} if file.get("filename") else {})
+
+
+def _source(url: str, kind: str, where: str) -> dict[str, str]:
+    if found := _DATA_URL.fullmatch(url):
+        given, data = found[1], _plain_base64(found[2])
+        media = _media_type(given, _IMAGES if kind == "image/" else _DOCUMENTS, where)
+        if media == "text/plain":
+            return {"type": "text", "media_type": media, "data": _decoded(data, where)}
+        return {"type": "base64", "media_type": media, "data": data}
+    if url[:8].lower() == "https://":
+        return {"type": "url", "url": url}
+    raise must(f"{where}: URL", f"be https, or data:{kind}…;base64,…", redacted(url[:200]))
+
+
+def _media_type(given: Any, accepted: tuple[str, ...], where: str) -> str:
+    name = str(given or "").partition(";")[0].strip().lower()
+    name = _ALIASES.get(name, name)
+    if name.startswith("text/") and "text/plain" in accepted:
+        name = "text/plain"  # Anthropic has one name for all texts
+    if name not in accepted:
+        constraint = f"be {', '.join(accepted[:-1])} or {accepted[-1]} for Anthropic"
+        raise must(f"media type of {where}", constraint, str(given), "Convert the file, or send its text")
+    return name
+
+
+def _plain_base64(data: str) -> str:
+    """Return base64 in the only form that Anthropic accepts: without line breaks, %-escapes and URL-safe letters."""
+    data = "".join(unquote(data).split()).translate(_FROM_URL_SAFE)
+    return data + "=" * (-len(data) % 4)
+
+
+def _decoded(data: str, where: str) -> str:
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise must(f"data of {where}", "be UTF-8 text in base64", data, "Encode the bytes of the text") from None
+
+
+_UNANSWERED = "No result: the call was interrupted."
+
+
+def arranged(turns: list[Block]) -> list[Block]:
+    """Return the turns, each with a list of blocks, as Anthropic accepts them.
+
+    1. Every tool call has a unique id.
+    2. The results of an answer's calls directly follow it. A call without a result gets an error as result, for
+       example after an interrupted run. A result without a call is dropped, for example after the history was trimmed.
+    3. Consecutive turns of one role are merged, because some servers reject them.
+    4. A final assistant turn has no whitespace at its end.
+    """
+    merged = _merged(_paired(_distinct(turns)))
+    if merged and merged[-1]["role"] == "assistant":
+        last = merged[-1]["content"][-1]
+        if last.get("type") == "text":
+            merged[-1]["content"][-1] = {**last, "text": last["text"].rstrip()}
+    return [{**turn, "content": plain_or_blocks(turn["content"])} for turn in merged]
+
+
+def _distinct(turns: list[Block]) -> list[Block]:
+    """Return the turns with unique ids of tool calls.
+
+    Some servers number the calls of each answer from the beginning. Anthropic would reject a repeated id in every later
+    request.
+    """
+    seen: set[Any] = set()
+    renamed: dict[Any, str] = {}  # new ids by old ones, of the last answer that called tools
+    for turn in turns:
+        blocks = turn["content"]
+        if turn["role"] == "assistant" and any(block.get("type") == "tool_use" for block in blocks):
+            renamed = {}
+        for index, block in enumerate(blocks):
+            if block.get("type") == "tool_use":
+                id_ = str(block.get("id"))
+                while id_ in seen:
+                    id_ += "_"
+                seen.add(id_)
+                renamed[block.get("id")] = id_
+                blocks[index] = {**block, "id": id_}
+            elif block.get("type") == "tool_result" and block.get("tool_use_id") in renamed:
+                blocks[index] = {**block, "tool_use_id": renamed[block["tool_use_id"]]}
+    return turns
+
+
+def _paired(turns: list[Block]) -> list[Block]:
+    """Return the turns with the results of each answer's calls in the turn after it."""
+    # Of several results of one call the last one counts.
+    results = {
+        block.get("tool_use_id"): block
+        for turn in turns
+        for block in turn["content"]
+        if block.get("type") == "tool_result"
+    }
+    found: list[Block] = []
+    for turn in turns:
+        rest = [block for block in turn["content"] if block.get("type") != "tool_result"]
+        if rest:
+            found.append({**turn, "content": rest})
+        called = [block["id"] for block in rest if block.get("type") == "tool_use"]
+        if called:
+            found.append({"role": "user", "content": [results.get(id_) or _unanswered(id_) for id_ in called]})
+    return found
+
+
+def _unanswered(id_: str) -> Block:
+    return {"type": "tool_result", "tool_use_id": id_, "content": _UNANSWERED, "is_error": True}
+
+
+def _merged(turns: list[Block]) -> list[Block]:
+    found: list[Block] = []
+    for turn in turns:
+        if found and found[-1]["role"] == turn["role"]:
+            found[-1] = {**turn, "content": [*found[-1]["content"], *turn["content"]]}
+        else:
+            found.append(turn)
+    return found
+
 
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 

@@ -4,23 +4,161 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from .._core.arguments import messages_in
 from .._core.clock import SYSTEM, Clock
 from .._core.log import log
-from .._core.validation import Shown, must
+from .._core.validation import Shown, must, sentence
 from ..config import get_config
-from ..errors import AgentRuntimeError, NotConfigured, ProviderError, ProviderTimeout, StreamCut
+from ..errors import (
+    AgentRuntimeError,
+    AuthenticationFailed,
+    ContextOverflow,
+    ModelNotFound,
+    NotConfigured,
+    ProviderError,
+    ProviderTimeout,
+    RateLimited,
+    StreamCut,
+)
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ._circuit_breaker import SHARED, Breakers
-from ._error_messages import explained
 from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
-from ._property_names import renamed_tools, with_real_names, with_sent_names
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from ._retries import METER, RETRY_BUDGET, Retries, RetryBudget, RetryState
+from ._schemas import property_names, with_renamed_properties
+
+_LONGEST_MESSAGE = 400
+_KEYS = {
+    "openai": "api_key=, configure(openai_api_key=...) or OPENAI_API_KEY",
+    "anthropic": "api_key=, configure(anthropic_api_key=...) or ANTHROPIC_API_KEY",
+}
+_FIXES: dict[type[ProviderError], str] = {
+    ModelNotFound: "Check model=, the client's default_model= and configure(default_model=...)",
+    ContextOverflow: "Send fewer or shorter messages, or trim them in the loop's trim hook",
+    RateLimited: "Send fewer requests, or raise the limit at the provider",
+}
+
+
+def explained(error: ProviderError, provider: str, model: str) -> ProviderError:
+    """Return the same error with provider, model and a message that says how to fix it."""
+    error.provider = error.provider or provider
+    error.model = error.model or model
+    text = _problem(error)
+    source = f"{error.provider}, model {error.model!r}" if error.model else error.provider
+    fix = _fix(error)
+    error.args = (f"{source}: {sentence(text)} {fix}" if fix else f"{source}: {text}",)
+    return error
+
+
+def _problem(error: ProviderError) -> str:
+    # Some servers repeat a rejected key in their answer.
+    if isinstance(error, AuthenticationFailed) and error.status == 401:
+        text = "the API key was rejected with status 401"
+    else:
+        text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
+
+
+def _fix(error: ProviderError) -> str:
+    if isinstance(error, AuthenticationFailed):
+        where = _KEYS.get(
+            error.provider, "the key of this model's provider, as api_key= or in its environment variable"
+        )
+        return f"Check {where}"
+    return next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), "")
+
+
+Names: TypeAlias = Mapping[str, Mapping[str, str]]
+"""For each tool, the names that are sent for its properties."""
+
+_CLAUDE: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+#: The names that are accepted, by a word in the name of the provider or of the model. Others accept all names.
+_ACCEPTED: Final = {"anthropic": _CLAUDE, "claude": _CLAUDE}
+_REPLACED: Final = re.compile(r"[^a-zA-Z0-9_.-]")
+_LONGEST: Final = 60
+
+
+def renamed_tools(
+    tools: Sequence[dict[str, Any]] | None, provider: str, model: str
+) -> tuple[Sequence[dict[str, Any]] | None, Names]:
+    """Return the tools with names of properties that the provider accepts, and these names."""
+    asked = f"{provider} {model}".lower()
+    accepted = next((pattern for word, pattern in _ACCEPTED.items() if word in asked), None)
+    if not tools or accepted is None:
+        return tools, {}
+    changed, names = list[dict[str, Any]](), dict[str, Mapping[str, str]]()
+    for tool in tools:
+        function = tool.get("function")
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        found = _replacements(parameters, accepted) if isinstance(parameters, Mapping) else {}
+        if found:
+            assert isinstance(function, Mapping)
+            names[str(function.get("name"))] = found
+            tool = {**tool, "function": {**function, "parameters": with_renamed_properties(parameters or {}, found)}}
+        changed.append(tool)
+    return (changed, names) if names else (tools, {})
+
+
+def _replacements(schema: Mapping[str, Any], accepted: re.Pattern[str]) -> dict[str, str]:
+    known, found = property_names(schema), dict[str, str]()
+    for name in known:
+        if accepted.fullmatch(name):
+            continue
+        base, number = _REPLACED.sub("_", name)[:_LONGEST] or "_", 2
+        new = base
+        while new in known or new in found.values():
+            new, number = f"{base}_{number}", number + 1
+        found[name] = new
+    return found
+
+
+def with_sent_names(messages: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:
+    """Return the messages in which the arguments of earlier calls have the names that are sent."""
+    return [_with_names(message, names) for message in messages]
+
+
+def with_real_names(message: dict[str, Any], names: Names) -> dict[str, Any]:
+    """Return an answer in which the arguments of calls have the names of the tools."""
+    return _with_names(message, {tool: {new: old for old, new in each.items()} for tool, each in names.items()})
+
+
+def _with_names(message: dict[str, Any], names: Names) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_renamed_call(call, names) for call in calls]}
+
+
+def _renamed_call(call: Any, names: Names) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    found = names.get(str(function.get("name"))) if isinstance(function, Mapping) else None
+    if found is None or not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": _renamed_arguments(function.get("arguments"), found)}}
+
+
+def _renamed_arguments(arguments: Any, names: Mapping[str, str]) -> Any:
+    if not isinstance(arguments, str):
+        return _renamed(arguments, names)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    renamed = _renamed(parsed, names)
+    return arguments if renamed == parsed else json.dumps(renamed, ensure_ascii=False)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {names.get(name, name): _renamed(each, names) for name, each in value.items()}
+    return [_renamed(each, names) for each in value] if isinstance(value, list) else value
+
 
 __all__ = ["RETRY_BUDGET", "ChatClient", "Retries", "RetryBudget", "Timeouts", "forbid_remote"]
 

@@ -1,4 +1,4 @@
-"""One SDK client for each event loop, because connections belong to the loop that opened them."""
+"""SDK clients, one for each event loop, and the trace header of their requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from .._core.log import log
+from ..interfaces import current_run
+
+
+def with_traceparent(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a request with the span of the calling code as the header `traceparent`.
+
+    They are unchanged outside of runs, and if no trace sink sends spans. A header of the caller takes precedence.
+    """
+    traceparent = getattr(current_run(), "traceparent", None)
+    if traceparent is None:
+        return arguments
+    headers = arguments.get("extra_headers") or {}
+    return {**arguments, "extra_headers": {"traceparent": traceparent, **headers}}
+
 
 # Seconds that closing the connections of a client may take.
 _CLOSING = 5.0

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import ProviderUnavailable
 from ._finish_reasons import COMPLETE, FAILED, native_reason, reason_of
-from ._openai_errors import require_answer
 from ._openai_format import calls_in, incoming, is_whole, joined, text_of_answer
 from ._openai_usage import cost_of, merged_usage, reports_no_tokens, usage_of
 from ._provider import Completion
+from ._provider_errors import require_answer
 
 #: Fields whose text arrives in parts; every other text field of a delta is complete.
 _GROWING = frozenset(

@@ -14,23 +14,18 @@ from .._core.log import log
 from .._core.validation import unknown
 from ..config import get_config
 from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
-from ._anthropic_content import PROVIDER
-from ._anthropic_errors import error_of
-from ._anthropic_format import conversation_of
+from ._anthropic_format import PROVIDER, conversation_of
 from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_called, tools_of
-from ._anthropic_response import answer_of, usage_of
-from ._anthropic_stream import Assembly
+from ._anthropic_response import Assembly, answer_of, usage_of
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._circuit_breaker import Breakers
 from ._client import ChatClient
-from ._client_per_loop import PerLoopClients
-from ._error_text import ERROR_FIELDS
-from ._openai_errors import require_answer, translated, without_keys
+from ._client_per_loop import PerLoopClients, with_traceparent
 from ._openai_usage import reports_no_tokens
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
+from ._provider_errors import ERROR_FIELDS, of_status, require_answer, translated, without_keys, words_of
 from ._retries import Retries
 from ._stream_body import StreamBody, end_with_json, read_rest
-from ._trace_header import with_traceparent
 from .openai import as_stream_cut
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
@@ -330,3 +325,51 @@ class _Assembly(Assembly):
 
     def cost(self) -> None:
         """Anthropic reports no cost."""
+
+
+# An error in the middle of a stream has the status of the stream, 200.
+_STATUSES = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+def error_of(
+    body: Any, status: int | None, model: str, *, fallback: str = "", key: str = "", headers: Mapping[str, str]
+) -> ProviderError:
+    """Return the ProviderError for the body of an error answer.
+
+    Args:
+        body: The body, as JSON or text.
+        status: The HTTP status; below 400 for an error in a stream or in a successful answer.
+        model: The requested model.
+        fallback: The message if the body has none.
+        key: The API key, which is removed from the message.
+        headers: The headers of the answer.
+    """
+    kind = _kind_in(body)
+    message = without_keys(words_of(body) or fallback or kind, key)
+    if status is None or status < 400:
+        status = _STATUSES.get(kind) or (int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else None)
+    return of_status(status, message, message, PROVIDER, model, kind, headers)
+
+
+def _kind_in(body: Any) -> str:
+    """Return the type of an error, or ""."""
+    if isinstance(body, list):
+        body = next(iter(body), None)
+    if not isinstance(body, Mapping):
+        return ""
+    error = body.get("error")
+    reported = error if isinstance(error, Mapping) else body
+    kind = reported.get("type") or reported.get("status") or reported.get("code") or reported.get("__type") or ""
+    return "" if kind in ("error", "message") else str(kind)

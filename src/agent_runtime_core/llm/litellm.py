@@ -24,10 +24,10 @@ from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import FAILED, normal_reason
-from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from ._provider_errors import translated, without_keys
 from ._stream_body import StreamBody, read_rest
 from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
 

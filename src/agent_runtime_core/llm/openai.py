@@ -23,18 +23,16 @@ from ..errors import (
 )
 from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
-from ._client_per_loop import PerLoopClients
-from ._error_text import ERROR_FIELDS, words_of
+from ._client_per_loop import PerLoopClients, with_traceparent
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import native_reason
-from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, outgoing, text_of_answer
 from ._openai_stream import Assembly, completion_of
 from ._openai_usage import cost_of, merged_usage, usage_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
+from ._provider_errors import ERROR_FIELDS, of_status, translated, without_keys, words_of
 from ._schemas import dialect_of, with_schemas
 from ._stream_body import DONE, StreamBody, end_with_json, read_rest
-from ._trace_header import with_traceparent
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 
@@ -176,16 +174,13 @@ class OpenAIWire(ProviderAdapter):
 
     def _arguments(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         timeout = self._timeout(request.timeouts)
-        limit = self._limit(request.model)
+        limit = "max_completion_tokens" if self._own or _REASONING.match(request.model) else "max_tokens"
         arguments = chat_arguments(request, self.provider, self.endpoint, timeout, limit=limit, stream=stream)
         # The server may accept arguments that this SDK does not know.
         body = {name: arguments.pop(name) for name in arguments.keys() - self._parameters}
         if body:
             arguments["extra_body"] = {**body, **(arguments.get("extra_body") or {})}
         return {name: value for name, value in arguments.items() if value is not None}
-
-    def _limit(self, model: str) -> str:
-        return "max_completion_tokens" if self._own or _REASONING.match(model) else "max_tokens"
 
     def _timeout(self, timeouts: Timeouts) -> Any:
         return self._sdk.Timeout(None, connect=timeouts.connect)

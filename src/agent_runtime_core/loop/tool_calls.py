@@ -300,9 +300,8 @@ class ToolCalls:
         async def recorded_answer(attempt: int) -> dict[str, Any]:
             return answer
 
-        return cast(
-            "dict[str, Any]", await self.session.steps.run("tool", key, recorded_answer, tool=_call_record(call))
-        )
+        record = {"name": call.name, "id": call.id, "args": _args(call)}
+        return cast("dict[str, Any]", await self.session.steps.run("tool", key, recorded_answer, tool=record))
 
     async def _delegated(
         self, key: str, call: ToolCallDict, tool: Tool, agent: Any, given: PreparedCall, recorded: bool
@@ -361,14 +360,11 @@ class ToolCalls:
         """
         messages = self.session.messages
         shared: list[Mapping[str, Any]] = [each for each in messages[:-1] if each.get("role") not in SYSTEM_ROLES]
-        if answered := self._answered_calls():
+        if answered := [self.answered[index] for index in sorted(self.answered)]:
             calls = [dict(call) for call, _ in answered]
             shared.append({"role": "assistant", "content": messages[-1].get("content"), "tool_calls": calls})
             shared += [_answer_message(*each) for each in answered]
         return shared
-
-    def _answered_calls(self) -> list[tuple[ToolCallDict, dict[str, Any]]]:
-        return [self.answered[index] for index in sorted(self.answered)]
 
     async def _after_child(self, key: str, call: ToolCallDict, response: Any) -> dict[str, Any]:
         """Return the answer of a child agent after the hook that follows it, which is called once."""
@@ -453,10 +449,6 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return arguments
-
-
-def _call_record(call: ToolCallDict) -> dict[str, Any]:
-    return {"name": call.name, "id": call.id, "args": _args(call)}
 
 
 def _plain(answer: ToolAnswer) -> dict[str, Any]:

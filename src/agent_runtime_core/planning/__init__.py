@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ..errors import PlanningError
 from .agent import PlanningAgent, built_in_tools
-from .base import BasePlanner
 from .executor import PlanResult, execute_plan
 from .llm_planner import LLMPlanner
 from .memory_operations import memory_operations
-from .plan import Plan, PlanStep, StepKind
+from .plan import BasePlanner, Plan, PlanStep, StepKind
 from .references import resolve
 from .rule_planner import RuleBasedPlanner
 

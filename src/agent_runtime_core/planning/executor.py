@@ -46,9 +46,8 @@ from ..tools.confirmation import decision_of
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
 from ..tools.tool import Tool, in_doubt_policy
-from .base import registry_of
 from .memory_operations import memory_operations
-from .plan import Plan, PlanStep, StepKind
+from .plan import Plan, PlanStep, StepKind, registry_of
 from .recorded_client import RecordedClient, configured_client, count_recorded
 from .references import as_text, is_reference, resolve, with_text_values
 

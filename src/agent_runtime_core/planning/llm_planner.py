@@ -15,8 +15,7 @@ from ..loop.answers import flaw_of
 from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from ..tools.tool import Tool
-from .base import BasePlanner, as_list
-from .plan import MOST_STEPS, Plan, PlanStep, StepKind
+from .plan import MOST_STEPS, BasePlanner, Plan, PlanStep, StepKind, as_list
 
 _SCHEMA: Final[dict[str, Any]] = {
     "title": "plan",

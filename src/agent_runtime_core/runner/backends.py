@@ -22,8 +22,7 @@ from ..queue.base import RunQueue
 from ..state import get_state_store
 from ..state.base import StateStore
 from ..tracing import get_trace_sink
-from ..tracing.noop import NoopTraceSink
-from ..tracing.tracer import Tracer
+from ..tracing.tracer import NoopTraceSink, Tracer
 from .installed_stores import open_installed
 
 _Opened = TypeVar("_Opened", bound=Backend)

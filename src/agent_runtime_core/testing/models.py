@@ -17,7 +17,7 @@ from ..errors import brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._openai_format import text_of_answer
 from ..loop.answers import flaw_of
-from ..tools.json_in_text import after_thoughts
+from ..tools.structured_output import after_thoughts
 
 __all__ = ["LLMEvaluator", "MockLLMClient", "MockLLMResponse"]
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .invocation import ToolAnswer as ToolAnswer
     from .invocation import answer_call as answer_call
     from .names import tool_name as tool_name
-    from .parts import ContentParts as ContentParts
     from .registry import ToolRegistry as ToolRegistry
     from .registry import ToolTimeout as ToolTimeout
     from .registry import UnknownTool as UnknownTool
+    from .results import ContentParts as ContentParts
     from .todo import Todo as Todo
     from .todo import TodoStoreTool as TodoStoreTool
 else:
@@ -35,8 +35,8 @@ else:
             ".calculator": "CalculatorTool",
             ".invocation": "ToolAnswer answer_call",
             ".names": "tool_name",
-            ".parts": "ContentParts",
             ".registry": "ToolRegistry ToolTimeout UnknownTool",
+            ".results": "ContentParts",
             ".todo": "Todo TodoStoreTool",
         },
         "Tool ToolDefinition tool",

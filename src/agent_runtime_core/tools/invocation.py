@@ -27,9 +27,8 @@ from ..errors import (
 )
 from .arguments import BadArguments, check_arguments, parsed_arguments, read_arguments
 from .base import output_of
-from .parts import ContentParts, text_of_parts
 from .registry import CallsTool, ToolRegistry, unknown_tool
-from .results import in_json, text_of_result
+from .results import ContentParts, in_json, text_of_parts, text_of_result
 from .tool import Tool
 
 __all__ = ["BAD_ARGUMENTS", "FAILED", "NO_RESULT", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]

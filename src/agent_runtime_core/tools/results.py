@@ -9,7 +9,7 @@ import datetime as _dt
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -24,6 +24,24 @@ from .._core.validation import Path, descend, not_encodable, type_name, unsuppor
 from ..errors import InvalidArgument, UnserialisableResult
 from .base import ToolResult
 from .tool import Tool
+
+__all__ = ["ContentParts", "text_of_parts"]
+
+
+class ContentParts(list[dict[str, Any]]):
+    """A tool result that the model receives as content parts in OpenAI's format, and not as the JSON of a list.
+
+    @tool
+    def screenshot() -> ContentParts:
+        url = "data:image/png;base64," + take_screenshot()
+        return ContentParts([{"type": "image_url", "image_url": {"url": url}}])
+    """
+
+
+def text_of_parts(parts: Iterable[Mapping[str, Any]]) -> str:
+    """Return the text of content parts, with the type of each part that is no text in brackets."""
+    return "\n".join(str(each["text"]) if "text" in each else f"[{each.get('type')}]" for each in parts)
+
 
 __all__ = ["as_plain", "in_json", "text_of_result"]
 

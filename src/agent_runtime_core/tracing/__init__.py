@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .langfuse import LangfuseTraceSink as LangfuseTraceSink
     from .logs import JsonFormatter as JsonFormatter
     from .logs import RunFields as RunFields
-    from .noop import NoopTraceSink as NoopTraceSink
     from .opentelemetry import OpenTelemetrySink as OpenTelemetrySink
     from .prometheus import PrometheusSink as PrometheusSink
+    from .tracer import NoopTraceSink as NoopTraceSink
     from .tracer import Tracer as Tracer
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -24,17 +24,16 @@ else:
             "..interfaces": "TraceSink",
             ".langfuse": "LangfuseTraceSink",
             ".logs": "JsonFormatter RunFields",
-            ".noop": "NoopTraceSink",
             ".opentelemetry": "OpenTelemetrySink",
             ".prometheus": "PrometheusSink",
-            ".tracer": "Tracer",
+            ".tracer": "NoopTraceSink Tracer",
         },
         "TRACING get_trace_sink",
     )
 
 
 TRACING = {
-    "noop": ".noop:NoopTraceSink",
+    "noop": ".tracer:NoopTraceSink",
     "langfuse": ".langfuse:LangfuseTraceSink",
     "opentelemetry": ".opentelemetry:OpenTelemetrySink",
     "prometheus": ".prometheus:PrometheusSink",

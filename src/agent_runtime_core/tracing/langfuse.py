@@ -16,8 +16,7 @@ from .._core.validation import redacted
 from ..config import get_config
 from ..errors import NotConfigured
 from ..interfaces import TraceSink
-from .span_sender import SpanSender
-from .spans import Span, SpanBuilder, reason_of
+from .spans import Span, SpanBuilder, SpanSender, reason_of
 
 LONGEST = 200_000  # characters of an input or output that are sent
 BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's limit of 64 MiB
@@ -215,23 +214,18 @@ def _generation(span: Span) -> dict[str, Any]:
     }
 
 
-def _tool(span: Span) -> dict[str, Any]:
-    return _described({"step_id": span.about.get("step_id"), "tool_call_id": span.about.get("tool_call_id")})
-
-
-def _step(span: Span) -> dict[str, Any]:
-    return _described({name: span.about.get(name) for name in ("step_id", "attempt", "step_index")})
-
-
-def _event(span: Span) -> dict[str, Any]:
-    return _described({"step_id": span.about.get("step_id")})
+def _with(*names: str) -> Callable[[Span], dict[str, Any]]:
+    return lambda span: _described({name: span.about.get(name) for name in names})
 
 
 #: The type of the observation for a kind of span, and its attributes.
 _OBSERVATIONS: Mapping[str, tuple[str, Callable[[Span], dict[str, Any]]]] = {
-    "agent": ("agent", _agent), "chat": ("generation", _generation), "tool": ("tool", _tool), "step": ("span", _step),
-    "event": ("event", _event),
-}  # fmt: skip
+    "agent": ("agent", _agent),
+    "chat": ("generation", _generation),
+    "tool": ("tool", _with("step_id", "tool_call_id")),
+    "step": ("span", _with("step_id", "attempt", "step_index")),
+    "event": ("event", _with("step_id")),
+}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:

@@ -11,8 +11,7 @@ from .._core.ids import TraceParent, parsed
 from .._core.lazy_import import load
 from .._core.validation import Shown, must
 from ..interfaces import TraceSink
-from .span_sender import SpanSender
-from .spans import Span, SpanBuilder
+from .spans import Span, SpanBuilder, SpanSender
 
 FLUSH_SECONDS: Final = 1.5  # less than the tracer waits for its sinks at exit
 LONGEST: Final = 64 * 1024  # characters of a content attribute

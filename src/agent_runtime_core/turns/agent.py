@@ -23,10 +23,9 @@ from ..runner.completion_hooks import CompletionHook, HistoryReader
 from ..runner.outcomes import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
-from .logs import TurnLog, logged_turn
+from .hooks import TurnLog, logged_turn
 from .services import TurnServices
-from .turn_records import end_event, finished_turn, load_turn, save, stop_steps
-from .turn_run import TurnRun
+from .turn_run import TurnRun, end_event, finished_turn, load_turn, save, stop_steps
 
 #: Errors that another attempt of the run would only repeat: each step has its own retries.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)

@@ -19,7 +19,7 @@ from ..status import StepStatus
 from ..steps.graph import Graph
 from ..steps.model import Step
 from ..steps.worker_pool import Next, WorkerPool
-from .logs import logged_turn
+from .hooks import logged_turn
 from .personality_instance import PersonalityInstance
 from .processor import TurnProgress
 from .provider_steps import elsewhere_of

@@ -9,22 +9,78 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid5
 
 from .._core.clock import Clock, aware
 from .._core.ids import new_ulid
 from .._core.log import log
+from .._core.redaction import LEFT_OUT, Kind, Redaction
 from .._core.settings import COUNT
 from .._core.validation import Shown, must, unknown
 from .._engines.base import Op
-from ..errors import InvalidArgument, InvalidTurn, brief
+from ..errors import InvalidArgument, InvalidTurn, RedactionFailed, brief
 from ..events.base import TRIM, EventBus
 from ..events.event import Event
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
 from .events import TOPICS, EventEnvelope, Payload, TurnEvent, invalid
-from .redacted_payloads import stored_payload
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "delta": "result", "details": "event", "error": "error", "messages": "message", "metadata": "input",
+    "params": "input", "prompt": "message", "reasoning": "message", "result": "result", "system_prompt": "message",
+    "tool_input": "input",
+}  # fmt: skip
+
+
+def leaving_payload(redaction: Redaction, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payload that may leave the process. Where the hook fails, contents are left out."""
+
+    def redacted(kind: Kind, value: Any) -> Any:
+        otherwise = _without_contents(value)
+        found = redaction.for_sink(kind, value, otherwise)
+        return found if _has_form_of(value, found) else otherwise
+
+    return _redacted(redacted, payload)
+
+
+def stored_payload(redaction: Redaction, payload: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Return the payload that may be stored.
+
+    Raises:
+        RedactionFailed: The hook failed, or returned a value that the payload cannot have.
+    """
+
+    def redacted(kind: Kind, value: Any) -> Any:
+        found = redaction.stored_value(kind, value, owner)
+        if not _has_form_of(value, found):
+            raise RedactionFailed(kind, owner, "returned a value of another type")
+        return found
+
+    return _redacted(redacted, payload)
+
+
+def _redacted(redact: Callable[[Kind, Any], Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(payload)
+    for name, kind in _KINDS.items():
+        value = payload.get(name)
+        if not value:
+            continue
+        found[name] = [redact(kind, each) for each in value] if name == "messages" else redact(kind, value)
+    return found
+
+
+def _without_contents(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return LEFT_OUT
+    return {"role": value["role"], "content": LEFT_OUT} if "role" in value and "content" in value else {}
+
+
+def _has_form_of(value: Any, found: Any) -> bool:
+    if isinstance(value, Mapping):
+        return isinstance(found, Mapping) and value.get("role") == found.get("role")
+    return not isinstance(value, str) or isinstance(found, str)
+
 
 # The ids of stored logs derive from this value: with another one, stored topics would not be found.
 _TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")

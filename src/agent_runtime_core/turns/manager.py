@@ -22,7 +22,7 @@ from ..events.event import Event
 from ..interfaces import LLMClient
 from ..llm._circuit_breaker import Breakers
 from ..planning.agent import built_in_tools
-from ..planning.base import BasePlanner, checked_planner, registry_of
+from ..planning.plan import BasePlanner, checked_planner, registry_of
 from ..planning.rule_planner import RuleBasedPlanner
 from ..queue.records import RunRow
 from ..registry import Preferring
@@ -38,8 +38,7 @@ from .context_manager import ContextManager
 from .distributed_steps import StepAgent
 from .event_topics import EventPublisherSubscriber
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
-from .hooks import Hooks
-from .logs import TurnLog
+from .hooks import Hooks, TurnLog
 from .personality import PackSet, PersonalityPackManager
 from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
@@ -47,8 +46,7 @@ from .processor import StepProcessor
 from .services import TurnServices
 from .settings import ProviderSteps, Settings, TurnSettings
 from .turn import StepMetrics, StepState, Turn
-from .turn_records import finish_turn, turn_of
-from .turn_run import FROM_TOPIC
+from .turn_run import FROM_TOPIC, finish_turn, turn_of
 
 _INPUT = ("conversation_id", "user_id", "personality")
 _NOT_OPTIONS = {"agent_key", "input", "run_id"}  # arguments of `submit` that the turn itself sets

@@ -13,9 +13,8 @@ from .._core.ids import path_text
 from .._core.validation import Shown, must, unknown
 from ..errors import InvalidArgument
 from ..tools.registry import ToolRegistry
-from .pack_reader import PackReader, PackScan
+from .pack_reader import LoggedOnce, Mark, PackReader, PackScan, watch
 from .personality_instance import MemorySettings, PersonalityInstance, Sampling
-from .settings_files import LoggedOnce, Mark, watch
 
 __all__ = ["MemorySettings", "PackSet", "PersonalityInstance", "PersonalityPackManager", "Sampling"]
 

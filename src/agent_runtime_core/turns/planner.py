@@ -11,13 +11,12 @@ from typing import Any, cast
 from .._core.codec.typed import PLAIN, build, to_plain
 from ..errors import PlanningError, ProviderError, deciding_error
 from ..interfaces import LLMClient
-from ..planning.base import BasePlanner, plan_of
 from ..planning.executor import AS_THEY_ARE
 from ..planning.memory_operations import memory_operations
-from ..planning.plan import MOST_STEPS, Plan, PlanStep, StepKind, problems_of_steps
+from ..planning.plan import MOST_STEPS, BasePlanner, Plan, PlanStep, StepKind, plan_of, problems_of_steps
 from ..tools.registry import ToolRegistry
 from .events import PlanRequest
-from .logs import TurnLog
+from .hooks import TurnLog
 
 #: The prompt of the one step of a turn without a plan. The model gets the conversation in its place.
 CONVERSATION = "the conversation"

@@ -97,7 +97,8 @@ class TurnServices:
             if provider is None and not options:
                 return own_client or configured_client()
             if key not in self._clients:
-                self._clients[key] = _client(name, **options)
+                make: Any = load("..llm:get_llm_client", package=__package__)
+                self._clients[key] = make(name, **options)
         except (NotConfigured, MissingDependency):
             return own_client
         return self._clients[key]
@@ -115,9 +116,3 @@ class TurnServices:
 def _explicit_options(runtime: RuntimeConfig) -> dict[str, Any]:
     """Return the options of clients that differ from their defaults. `configure` decides about the others."""
     return {name: value for name in _OF_CLIENTS if (value := getattr(runtime, name)) != FIELDS[name].default}
-
-
-def _client(provider: str, **options: Any) -> LLMClient:
-    make: Any = load("..llm:get_llm_client", package=__package__)
-    client: LLMClient = make(provider, **options)
-    return client

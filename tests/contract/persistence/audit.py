@@ -21,9 +21,8 @@ from agent_runtime_core.persistence.models import (
     new_id,
 )
 from agent_runtime_core.testing.clock import START, VirtualClock
-from agent_runtime_core.testing.contracts.checks import Cases, refused, same
+from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.audit import CALL, HOUR, NOON, RESULT, Case, Make, at
-from agent_runtime_core.testing.contracts.persistence.fixtures import opened
 from tests.contract.persistence.fixtures import HOSTILE, TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()

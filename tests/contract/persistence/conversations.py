@@ -13,9 +13,8 @@ from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.persistence.base.conversations import ConversationStore
 from agent_runtime_core.persistence.models import Conversation, Scope
 from agent_runtime_core.testing.clock import VirtualClock
-from agent_runtime_core.testing.contracts.checks import Cases, refused, same
+from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.conversations import EAST, NOON, Case, Make, message, said, talk
-from agent_runtime_core.testing.contracts.persistence.fixtures import opened
 from tests.contract.persistence.fixtures import TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()

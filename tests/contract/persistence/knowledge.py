@@ -15,8 +15,7 @@ from uuid import UUID
 from agent_runtime_core.errors import InvalidArgument, TooManyVectors, UnserialisableResult
 from agent_runtime_core.persistence.models import Embedding, Fact, Scope, Summary, new_id
 from agent_runtime_core.testing.clock import START, VirtualClock
-from agent_runtime_core.testing.contracts.checks import Cases, refused, same
-from agent_runtime_core.testing.contracts.persistence.fixtures import opened
+from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.knowledge import HOUR, NAIVE, NOON, Case, Make
 from tests.contract.persistence.fixtures import HOSTILE, TYPED, fenced
 

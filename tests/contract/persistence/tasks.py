@@ -10,8 +10,7 @@ from agent_runtime_core.errors import InvalidArgument, NotSupported, TaskNotHeld
 from agent_runtime_core.persistence.base.tasks import TaskStore
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState, new_id
 from agent_runtime_core.testing.clock import START, VirtualClock
-from agent_runtime_core.testing.contracts.checks import Cases, refused, same
-from agent_runtime_core.testing.contracts.persistence.fixtures import opened
+from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.tasks import (
     NAIVE,
     NOON,

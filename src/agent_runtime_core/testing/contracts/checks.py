@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 from ..._engines.base import Backend
 
@@ -21,6 +21,24 @@ FEW = 3  # differing fields in a message
 OPEN = frozenset({"_heads", "close", "lease_now", "listen", "standing"})
 
 C = TypeVar("C", bound=Callable[..., Awaitable[None]])
+S = TypeVar("S", bound="Closes")
+
+
+class Closes(Protocol):
+    """A store that can be closed."""
+
+    async def close(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def opened(make: Callable[..., S], **options: Any) -> AsyncIterator[S]:
+    """Open a store that is closed at the end, for at most `PATIENCE` seconds."""
+    store = make(**options)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield store
+    finally:
+        await store.close()
 
 
 class Cases(list[C]):

@@ -67,11 +67,7 @@ async def of_two_claimers_one_gets_the_run(make: MakeQueue, again: QueueAgain) -
         same(sorted(got), sorted(ids), "the runs that eight workers claimed through two objects")
         [run_id] = await add(second, "agent")
         async with opened(again(first)) as (third, _):
-            same(
-                [row.run_id for row in await first.claim_rows("w")],
-                [run_id],
-                "the run claimed through the first object",
-            )
+            same([row.run_id for row in await first.claim_rows("w")], [run_id], "the run claimed through the first one")
             same(names(await drain(third)), [], "the claimable runs through the third object")
             same(names(await drain(second)), [], "the claimable runs through the second object")
 
@@ -83,11 +79,7 @@ async def a_claim_through_one_is_over_for_the_other(make: MakeQueue, again: Queu
         old = await claim_new(first)
         clock.advance(LEASE + 1)
         new = await one(second, "w2")
-        same(
-            (new.run_id, new.crashes),
-            (old.run_id, 1),
-            "the run claimed through the second object after the lease expired",
-        )
+        same((new.run_id, new.crashes), (old.run_id, 1), "the run claimed through the second object after its lease")
         child = Op("queue.insert", (first.new_row(None, "child", {}),))
         for queue, name in ((first, "first"), (second, "second")):
             with refused(LeaseLost, f"a final status by the old claim through the {name} object"):
@@ -96,11 +88,7 @@ async def a_claim_through_one_is_over_for_the_other(make: MakeQueue, again: Queu
                 await queue.commits.commit(Guard(old.run_id, old.claim_id), [child])
             same(await queue.require(old.run_id), new, f"its row through the {name} object")
         await settle(first, new, "succeeded")
-        same(
-            (await second.require(old.run_id)).status,
-            "succeeded",
-            "the status written by the new claim through the first object",
-        )
+        same((await second.require(old.run_id)).status, "succeeded", "the status written through the first object")
 
 
 @QUEUE
@@ -116,11 +104,8 @@ async def what_is_written_through_one_is_read_through_the_other(make: MakeQueue,
         key = str(job.run_id)
         posts = (queue.post(key, "signal", "go", "1", f"m{n % 12}") for n, queue in enumerate([first, second] * 8))
         await asyncio.gather(*posts)
-        same(
-            [mail.seq for mail in await first.mail(key)],
-            [*range(1, 13)],
-            "the messages with 12 ids, posted through both objects",
-        )
+        posted = [mail.seq for mail in await first.mail(key)]
+        same(posted, [*range(1, 13)], "the messages with 12 ids, posted through both objects")
         same(names(await second.claim("w", limit=9)), ["a", "c"], "the claimable runs through the second object")
         same(await first.cancel(key), True, "cancel through the first object")
         for what, *args in (("row", key), ("children", key), ("mail", key, 0), ("news", (key,)), ("find", RunFilter())):
@@ -166,11 +151,7 @@ async def sequences_go_on_through_both(make: MakeBus, again: BusAgain) -> None:
         publishing = (bus.publish(RUN, "tick", {"n": n}) for n, bus in enumerate([first, second] * 8))
         found = sorted(event.sequence for event in await asyncio.gather(*publishing))
         same(found, [*range(16)], "the sequences of 16 publishers through two objects")
-        same(
-            await second.get_events(RUN),
-            await first.get_events(RUN),
-            "the log through the second object, compared with the first",
-        )
+        same(await second.get_events(RUN), await first.get_events(RUN), "the log through both objects")
         repeated = [(await bus.publish(RUN, "tick", {}, event_id="e1")).sequence for bus in (first, second)]
         same((repeated, await first.head(RUN)), ([16, 16], 17), "one event id published through both objects")
 

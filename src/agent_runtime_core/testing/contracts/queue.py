@@ -17,14 +17,9 @@ from .queue_fixtures import Case, Make
 from .queue_leases import CASES as LEASES
 from .queue_lists import CASES as LISTS
 from .queue_mailbox import CASES as MAIL
-from .queue_processes import CASES as PROCESSES
 from .queue_reads import CASES as READS
-from .queue_take import CASES as TAKE
-from .queue_tenants import CASES as TENANTS
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases(
-    [*ENTERING, *LEASES, *MAIL, *TAKE, *LANES, *READS, *LISTS, *PROCESSES, *TENANTS], several=QUEUE
-)
+CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *LANES, *READS, *LISTS], several=QUEUE)
 check: Callable[..., Awaitable[None]] = CASES.check

@@ -97,11 +97,7 @@ async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
         for key in ("one", "two"):
             await add_with_key(queue, key, key=key, delay=10)
         clock.advance(10)
-        same(
-            names(await queue.claim("w", limit=3)),
-            ["one", "two"],
-            "claims of two keys whose runs are due at the same time",
-        )
+        same(names(await queue.claim("w", limit=3)), ["one", "two"], "claims of two keys, of runs due at the same time")
 
 
 @CASES
@@ -261,11 +257,8 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         row = await one(queue, "w")
         same(row.agent, "c", "the run claimed when take was not called again in time")
         await settle(queue, row, "succeeded")
-        same(
-            ((await queue.require(mine.run_id)).status, await finish_all(queue)),
-            ("pending", []),
-            "its status and the claimable runs after all others finished",
-        )
+        ending = ((await queue.require(mine.run_id)).status, await finish_all(queue))
+        same(ending, ("pending", []), "its status and the claimable runs after all others finished")
         same((await take(queue, again, wait=False))[0], "claimed", "take when the concurrency slot is free")
 
 
@@ -334,8 +327,4 @@ async def racing_claims_never_hold_two_runs_of_one_key(make: Make) -> None:
 
         await asyncio.gather(*map(work, range(8)))
         left = await finish_all(queue)
-        same(
-            (len(done) + len(left), len(set(done))),
-            (48, len(done)),
-            "the number of finished runs, in total and distinct",
-        )
+        same((len(done) + len(left), len(set(done))), (48, len(done)), "the number of finished runs, all and distinct")

@@ -78,11 +78,7 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
             found.append(rows[0].priority)
             same(len(found) <= len(wide), True, "whether each run is claimed once")
             await settle(queue, rows[0], "succeeded")
-        same(
-            found[1:],
-            [each for each in order if each != wide[0]],
-            "the order of claims of one concurrency key, after the first",
-        )
+        same(found[1:], [each for each in order if each != wide[0]], "the order of claims of one key, after the first")
 
 
 @CASES
@@ -140,11 +136,8 @@ async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make:
         late = queue.unchanged_update(row, row.claim_id)._replace(status="failed")
         with refused(LeaseLost, "a final status by the old claim id"):
             await queue.settle(row.run_id, late)
-        same(
-            (await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status,
-            "failed",
-            "the final status by the new claim id",
-        )
+        settled = (await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status
+        same(settled, "failed", "the final status by the new claim id")
 
 
 @CASES
@@ -264,11 +257,7 @@ async def names_are_told_apart(make: Make) -> None:
         same(found, [f"agent{n}" for n in range(len(NAMES))], "the runs of similar idempotency keys")
         await add(queue, *NAMES, concurrency_key="")
         for each in reversed(NAMES):
-            same(
-                names(await queue.find(RunFilter(("pending",), each))),
-                [each],
-                f"the result of find for agent {each!r:.40}",
-            )
+            same(names(await queue.find(RunFilter(("pending",), each))), [each], f"find for agent {each!r:.40}")
             claimed = await queue.claim_rows(each, agent_keys=[each], limit=9)
             same(names(claimed), [each], f"a claim for the agent {each!r:.40}")
             same((await queue.require(claimed[0].run_id)).worker, each, "the worker of the claim")
@@ -289,7 +278,7 @@ async def lanes_are_told_apart(make: Make) -> None:
         same(
             [(row.agent, row.concurrency_key) for row in first],
             [("first", each) for each in NAMES],
-            "the claimed runs, one for each concurrency key",
+            "claimed runs of the keys",
         )
         for row in reversed(first):
             await settle(queue, row, "succeeded")
@@ -317,11 +306,8 @@ async def what_is_long_is_kept_whole(make: Make) -> None:
         text = "é" * 200_000
         run = await queue.enqueue(None, "agent", {"text": text}, {"text": text})
         claimed = await queue.claim("w")
-        same(
-            (claimed.input["text"] == text, claimed.metadata["text"] == text),
-            (True, True),
-            "whether long input and metadata are complete",
-        )
+        whole = (claimed.input["text"] == text, claimed.metadata["text"] == text)
+        same(whole, (True, True), "whether long input and metadata are complete")
         await queue.post(run.run_id, "signal", "go", f'"{text}"')
         same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "whether a long message is complete")
         await queue.release(run.run_id, "w", False, {"text": text}, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from ...queue.base import RunQueue
 from ...queue.records import QueuedRun, RunRow
 from ..clock import VirtualClock
-from .checks import PATIENCE, same
+from . import checks
+from .checks import same
 
 Make = Callable[..., RunQueue]
 Case = Callable[[Make], Awaitable[None]]
@@ -21,12 +21,8 @@ LEASE = 60.0
 @contextlib.asynccontextmanager
 async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, VirtualClock]]:
     clock = VirtualClock()
-    queue = make(clock=clock, **options)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            yield queue, clock
-    finally:
-        await queue.close()
+    async with checks.opened(make, clock=clock, **options) as queue:
+        yield queue, clock
 
 
 def names(runs: Sequence[QueuedRun | RunRow]) -> list[str]:

@@ -1,15 +1,18 @@
-"""Leases, superseded claims, attempts, and commits of a claim."""
+"""Cases of leases, of claims of named runs, and of the list of processes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 from uuid import UUID
 
 from ..._core.ids import new_ulid
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
-from ...queue.records import ClaimRequest, RowChanged, RunFilter
-from ...status import TERMINAL
+from ...queue.base import RunQueue
+from ...queue.records import ABANDONED, ClaimRequest, ProcessRow, RowChanged, RunFilter, RunRow
+from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, claim_new, drain, names, one, opened, settle
 
@@ -86,11 +89,7 @@ async def a_beat_extends_the_lease_of_whoever_holds_it(make: Make) -> None:
         op = Op("queue.beat", (((str(run.run_id), run.claim_id), (str(run.run_id), taken.claim_id)), 1e9))
         same((await queue.commits.commit(None, [op]))[0], [(False, False), (True, False)], "heartbeats of both claims")
         await queue.cancel(run.run_id)
-        same(
-            (await queue.commits.commit(None, [op]))[0],
-            [(False, False), (True, True)],
-            "heartbeats after a cancel request",
-        )
+        same((await queue.commits.commit(None, [op]))[0], [(False, False), (True, True)], "heartbeats after a cancel")
 
 
 @CASES
@@ -140,11 +139,7 @@ async def a_run_is_released_once(make: Make) -> None:
         await queue.release(UUID(good), "w", True, {"answer": 42})
         await queue.release(bad, "w", False, error={"type": "Boom"})
         done, failed = await queue.require(good), await queue.require(bad)
-        same(
-            (done.status, done.output, done.ended_at),
-            ("succeeded", '{"answer":42}', clock.wall()),
-            "the row after a success",
-        )
+        same((done.status, done.output, done.ended_at), ("succeeded", '{"answer":42}', clock.wall()), "a finished row")
         same((failed.status, failed.error), ("failed", '{"type":"Boom"}'), "the row after a failure")
         clock.advance(1)
         with refused(LeaseLost, "a second release"):
@@ -183,13 +178,16 @@ async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None
         for crash in (1, 2):
             clock.advance(LEASE + 1)
             row = await one(queue, "w", LEASE)
-            counters = (row.crashes, row.crashes_in_row, row.min_step_count)
-            same(counters, (crash, crash, -1), f"the counters after crash {crash}")
+            same(
+                (row.crashes, row.crashes_in_row, row.min_step_count),
+                (crash, crash, -1),
+                f"the counters after crash {crash}",
+            )
         row = await settle(queue, row, "running", crashes_in_row=1, min_step_count=7)
         same(
             (row.status, row.crashes_in_row, row.min_step_count, row.crashes),
             ("running", 1, 7, 2),
-            "the row after the claim wrote its counters",
+            "the row with its counters",
         )
         clock.advance(LEASE + 1)
         row = await one(queue, "w", LEASE)
@@ -254,11 +252,8 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
             writing.cancel()
             await asyncio.wait({writing})
             found = ((await queue.require(row.run_id)).status, await queue.row(child.run_id) is not None)
-            same(
-                found in (("running", False), ("succeeded", True)),
-                True,
-                f"whether all of the commit was applied or nothing: {found}",
-            )
+            whole = found in (("running", False), ("succeeded", True))
+            same(whole, True, f"whether all of the commit was applied or nothing: {found}")
 
 
 @CASES
@@ -280,11 +275,7 @@ async def a_caller_that_is_cancelled_in_a_commit_is_cancelled(make: Make) -> Non
             cancelled = writing.cancelled()
             for task in (writing, passing):
                 task.cancel()
-            same(
-                cancelled,
-                True,
-                f"whether a caller cancelled in its commit stops (cancelled after {iterations} loop iterations)",
-            )
+            same(cancelled, True, f"whether a caller cancelled after {iterations} loop iterations stops")
 
 
 @CASES
@@ -328,3 +319,267 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same(
             (await settle(queue, row, "succeeded")).status, "succeeded", "a write under the claim, which is still valid"
         )
+
+
+@CASES
+async def take_claims_that_one_run(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = queue.new_row("job", "agent", {"n": 1}, origin="inline")
+        options = {"insert": True, "reopen": True}
+        same(await queue.take(row, "w", LEASE, insert=False, reopen=True), ("unknown", None), "take of an unknown run")
+        outcome, mine = await queue.take(row, "w", LEASE, **options)
+        assert mine is not None
+        same((outcome, mine.status, mine.attempt, mine.worker), ("claimed", "running", 1, "w"), "take of a new run")
+        other = queue.new_row("job", "agent", {"n": 2}, origin="inline")
+        same((await queue.take(other, "w2", LEASE, **options))[0], "conflict", "take of the same id with another input")
+        clock.advance(1)
+        outcome, there = await queue.take(row, "w2", LEASE, **options)
+        same((outcome, there and there.worker), ("held", "w"), "take of a claimed run")
+        same(there, await queue.require(mine.run_id), "the returned row, compared with the stored row")
+        same(there, mine, "the returned row, compared with that of the first take")
+        clock.advance(LEASE + 1)
+        same(await queue.claim("w2"), None, "a worker's claim of an inline run with an expired lease")
+        outcome, again = await queue.take(row, "w2", LEASE, **options)
+        assert again is not None
+        same((outcome, again.crashes, again.claim_id > mine.claim_id), ("claimed", 1, True), "take of an expired lease")
+        await settle(queue, again, "succeeded")
+        same((await queue.take(row, "w", LEASE, **options))[0], "ended", "take of a succeeded run")
+
+
+@CASES
+async def take_opens_an_ended_run_only_when_told(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = queue.new_row("job", "agent", {})
+        _, mine = await queue.take(row, "w", LEASE, insert=True, reopen=True)
+        assert mine is not None
+        await settle(queue, mine, "failed", failures=2)
+        same((await queue.take(row, "w", LEASE, insert=True, reopen=False))[0], "ended", "take with reopen=False")
+        outcome, again = await queue.take(row, "w", LEASE, insert=True, reopen=True)
+        assert again is not None
+        same((outcome, again.generation, again.attempt), ("claimed", 2, 1), "take of a failed run with reopen=True")
+
+
+@CASES
+async def racing_takers_of_one_run_make_one_claim(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = queue.new_row("job", "agent", {})
+        answers = await asyncio.gather(*(queue.take(row, f"w{n}", LEASE, insert=True, reopen=True) for n in range(16)))
+        same(sorted(outcome for outcome, _ in answers), ["claimed"] + ["held"] * 15, "outcomes of 16 concurrent takes")
+
+
+@CASES
+async def an_ended_run_is_reopened_as_a_new_generation(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await claim_new(queue)
+        await queue.cancel(row.run_id)
+        await settle(
+            queue,
+            row,
+            "dead",
+            crashes=3,
+            crashes_in_row=3,
+            min_step_count=4,
+            failures=1,
+            reason="Poisoned",
+            error='"x"',
+        )
+        clock.advance(1)
+        op = Op("queue.reopen", (row.run_id, ("dead", "failed"), clock.wall()))
+        reopened: RunRow = (await queue.commits.commit(None, [op]))[0]
+        same(reopened, await queue.require(row.run_id), "the returned row, compared with the stored row")
+        same((reopened.status, reopened.generation, reopened.attempt, reopened.crashes_in_row, reopened.min_step_count),
+             ("pending", 2, 1, 0, -1), "its status, generation and counters")  # fmt: skip
+        left = (reopened.reason, reopened.error, reopened.ended_at, reopened.cancel_at)
+        same(left, ("", None, None, None), "the columns of the former final status")
+        with refused(RowChanged, "reopening a run that is pending"):
+            await queue.commits.commit(None, [op])
+        again = await one(queue, "w")
+        same(again.claim_id > row.claim_id, True, "whether its claim ids keep growing")
+
+
+async def _make_run(queue: RunQueue, status: RunStatus, agent: str) -> RunRow:
+    """Make a run of agent `agent` with this status."""
+    [run_id] = await add(queue, agent)
+    if status is not RunStatus.PENDING:
+        row = await one(queue, "w", LEASE, agent_keys=[agent])
+        if status is not RunStatus.RUNNING:
+            await settle(queue, row, status.value)
+    return await queue.require(run_id)
+
+
+async def _implicitly(queue: RunQueue, row: RunRow, way: str) -> None:
+    match way:
+        case "claim":
+            await queue.claim("w2", agent_keys=[row.agent])
+        case "cancel":
+            await queue.cancel(row.run_id)
+        case "post":
+            await queue.post(row.run_id, "signal", "go", "1")
+        case status if row.status == "running":
+            await settle(queue, row, status)
+        case status:
+            with refused(LeaseLost, f"a write of {status} by the last claim of a run that is {row.status}"):
+                await settle(queue, row, status)
+
+
+async def _explicitly(queue: RunQueue, row: RunRow, way: str) -> None:
+    if way == "take":
+        await queue.take(row, "w2", LEASE, insert=False, reopen=True)
+        return
+    ended = tuple(status for status in TERMINAL if status != "succeeded")
+    with contextlib.suppress(RowChanged):
+        await queue.commits.commit(None, [Op("queue.reopen", (row.run_id, ended, queue.clock.wall()))])
+
+
+@CASES
+async def a_run_moves_only_along_the_table_of_transitions(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        count = 0
+        for old in RunStatus:
+            reached: dict[bool, set[str]] = {False: set(), True: set()}
+            for way in ("claim", "cancel", "post", *(status.value for status in RunStatus), "take", "reopen"):
+                count += 1
+                row = await _make_run(queue, old, f"agent{count}")
+                clock.advance(1)  # the same status at the same time would count as a repeated commit
+                explicit = way in ("take", "reopen")
+                await (_explicitly if explicit else _implicitly)(queue, row, way)
+                reached[explicit].add((await queue.require(row.run_id)).status)
+            for explicit, what in ((False, "without"), (True, "with")):
+                expected = {new.value for new, needs_call in TRANSITIONS[old].items() if needs_call is explicit}
+                found = reached[explicit] - {old.value} - (reached[False] if explicit else set())
+                same(found, expected, f"the statuses that a {old.value} run can reach {what} an explicit call")
+
+
+@CASES
+async def an_end_is_written_only_from_what_was_seen(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await claim_new(queue)
+        for expected in (("pending", "waiting"), ()):
+            with refused(RowChanged, "queue.end of a run with another status than expected"):
+                await queue.commits.commit(
+                    None, [Op("queue.end", (row.run_id, expected, "cancelled", clock.wall(), "cancel"))]
+                )
+        with refused(RowChanged, "queue.end of an unknown run"):
+            await queue.commits.commit(None, [Op("queue.end", ("unknown", ("pending",), "cancelled", 0.0, ""))])
+        same(await queue.require(row.run_id), row, "the row")
+
+
+DAY = 86_400.0
+
+
+def _row(queue: RunQueue, process_id: str, **values: Any) -> ProcessRow:
+    now = queue.clock.wall()
+    row = ProcessRow(process_id, "w", "host", 7, now, "1.0", ("a", 'b "c"'), 2, "", now, queue.lease_now() + 40)
+    return row._replace(**values)
+
+
+async def _save(queue: RunQueue, *rows: ProcessRow) -> None:
+    await queue.commits.commit(None, [Op("queue.save_process", (row, DAY)) for row in rows])
+
+
+async def _rows(queue: RunQueue) -> list[ProcessRow]:
+    rows: list[ProcessRow] = await queue.read("processes")
+    return sorted(rows)
+
+
+@CASES
+async def the_row_of_a_process_is_replaced_and_deleted(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        if not queue.keeps_processes:
+            return
+        same(await _rows(queue), [], "the processes of a new queue")
+        one_row, other = _row(queue, "p1"), _row(queue, "p2", agents=(), slots=0)
+        await _save(queue, one_row, other)
+        same(await _rows(queue), [one_row, other], "two stored processes")
+        clock.advance(20.5)
+        later = _row(queue, "p1", started_at=one_row.started_at, agents=("c",))
+        await _save(queue, later)
+        same(await _rows(queue), [later, other], "the processes after one of them has renewed its row")
+        for process_id in ("p1", "unknown"):
+            await queue.commits.commit(None, [Op("queue.drop_process", (process_id,))])
+        same(await _rows(queue), [other], "the processes after one of them was deleted")
+
+
+@CASES
+async def a_process_that_was_not_seen_for_a_day_is_deleted_by_the_next_one(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        if not queue.keeps_processes:
+            return
+        await _save(queue, _row(queue, "old"))
+        clock.advance(DAY)
+        await _save(queue, _row(queue, "p1"))
+        same([row.process_id for row in await _rows(queue)], ["old", "p1"], "the processes after a day")
+        clock.advance(1)
+        await _save(queue, _row(queue, "p1"))
+        same([row.process_id for row in await _rows(queue)], ["p1"], "the processes after a day and a second")
+
+
+def _check(queue: RunQueue, row: RunRow, since: float = 0.0, *, required: bool = False) -> Op:
+    want = queue.claim_request("w", 1, (), 0)
+    want = want._replace(lease_now=want.lease_now - since)
+    return Op("queue.abandoned", (row.run_id, row.claim_id, want, required))
+
+
+async def _is_abandoned(queue: RunQueue, row: RunRow, since: float = 0.0) -> bool:
+    found: bool = (await queue.commits.commit(None, [_check(queue, row, since)]))[0]
+    return found
+
+
+def _end(queue: RunQueue, row: RunRow) -> list[Op]:
+    ended = Op("queue.end", (row.run_id, ("running",), "cancelled", queue.clock.wall(), ABANDONED))
+    return [_check(queue, row, required=True), ended]
+
+
+@CASES
+async def a_run_is_abandoned_if_it_is_to_be_cancelled_and_its_claim_is_over(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await claim_new(queue)
+        clock.advance(LEASE + 1)
+        same(await _is_abandoned(queue, row), False, "abandoned without a request to cancel")
+        row = await one(queue, "w2")
+        await queue.cancel(row.run_id)
+        same(await _is_abandoned(queue, row), False, "abandoned during the lease")
+        with refused(RowChanged, "ending a run during its lease"):
+            await queue.commits.commit(None, _end(queue, row))
+        clock.advance(LEASE + 1)
+        same(await _is_abandoned(queue, row), True, "abandoned after the lease")
+        same(await _is_abandoned(queue, row, 0.5), True, "abandoned half a second ago")
+        same(await _is_abandoned(queue, row, 2), False, "abandoned two seconds ago")
+        other = row.with_values(claim_id=f"7{row.claim_id[1:]}")
+        same(await _is_abandoned(queue, other), False, "abandoned by another claim")
+        same(await _is_abandoned(queue, row.with_values(run_id="unknown")), False, "an unknown run abandoned")
+        await settle(queue, row, "pending")
+        same(await _is_abandoned(queue, row), False, "a released run abandoned")
+
+
+@CASES
+async def who_ends_an_abandoned_run_ends_its_claim_and_frees_its_key(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await claim_new(queue, "a", concurrency_key="k")
+        await add(queue, "b", concurrency_key="k")
+        await queue.cancel(row.run_id)
+        clock.advance(LEASE + 1)
+        await queue.commits.commit(None, _end(queue, row))
+        ended = await queue.require(row.run_id)
+        same((ended.status, ended.reason, ended.crashes), ("cancelled", ABANDONED, 0), "the ended run")
+        for _ in range(2):
+            with refused(RowChanged, "ending it again"):
+                await queue.commits.commit(None, _end(queue, row))
+        with refused(LeaseLost, "a late write of its claim"):
+            await settle(queue, row, "succeeded")
+        same(names(await queue.claim_rows("w2", LEASE, limit=2)), ["b"], "the runs that are claimed next")
+
+
+@CASES
+async def a_worker_that_claims_an_abandoned_run_first_keeps_it(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await claim_new(queue)
+        await queue.cancel(row.run_id)
+        clock.advance(LEASE + 1)
+        [new] = await queue.claim_rows("w2", LEASE)
+        [other] = await add(queue, "other")
+        with refused(RowChanged, "ending a run that was claimed"):
+            await queue.commits.commit(None, [queue.post_op(other, "signal", "go", "1"), *_end(queue, row)])
+        same(await queue.mail(other), [], "the mailbox in the refused commit")
+        same((await queue.require(row.run_id)).claim_id, new.claim_id, "the claim of the run")
+        await settle(queue, new, "cancelled")

@@ -28,11 +28,8 @@ async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
         row = await queue.require(gone)
         same((row.status, row.ended_at is not None), ("cancelled", True), "the row of the cancelled run")
         same(await queue.cancel(gone), False, "cancel of a finished run")
-        same(
-            (await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))),
-            (False, False),
-            "cancel and is_cancelled of an unknown run",
-        )
+        unknown = (await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5)))
+        same(unknown, (False, False), "cancel and is_cancelled of an unknown run")
 
 
 @CASES
@@ -149,11 +146,7 @@ async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
         await queue.cancel(rows[2].run_id)
         snapshots = await queue.snapshots([row.run_id for row in rows])
         same([snapshots[row.run_id].cancelled for row in rows], [False, False, True], "which snapshots are cancelled")
-        same(
-            [snapshots[row.run_id].claim_id for row in rows],
-            [row.claim_id for row in rows],
-            "the claim ids of the snapshots",
-        )
+        same([snapshots[row.run_id].claim_id for row in rows], [row.claim_id for row in rows], "their claim ids")
 
 
 @CASES
@@ -165,11 +158,7 @@ async def a_run_does_not_park_past_a_message(make: Make) -> None:
             await settle(queue, row, "waiting", parked=1, cursor=0)
         now = await queue.require(row.run_id)
         same((now.status, now.claim_id), ("running", row.claim_id), "the row after the rejected write")
-        same(
-            (await settle(queue, row, "waiting", parked=1, cursor=1)).status,
-            "waiting",
-            "parking after the message was read",
-        )
+        same((await settle(queue, row, "waiting", parked=1, cursor=1)).status, "waiting", "parking with no new message")
 
 
 @CASES
@@ -189,11 +178,7 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
 
             await asyncio.gather(park(), post())
             now = await queue.require(row.run_id)
-            same(
-                now.status in ("pending", "running"),
-                True,
-                f"whether the run is not parked with an unread message ({now.status})",
-            )
+            same(now.status in ("pending", "running"), True, f"whether it is not parked with a message ({now.status})")
             same([m.payload for m in await queue.mail(row.run_id)], [str(n)], "the mailbox")
 
 

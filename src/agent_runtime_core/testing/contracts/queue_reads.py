@@ -35,19 +35,11 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         every = await queue.find(RunFilter())
         same(names(every), list("abab"), "all runs, in order of arrival")
         same(names(await queue.find(RunFilter(("failed",)))), list("aa"), "the failed runs")
-        same(
-            names(await queue.find(RunFilter(("failed", "pending"), "b"))),
-            list("bb"),
-            "the failed or pending runs of agent b",
-        )
+        same(names(await queue.find(RunFilter(("failed", "pending"), "b"))), list("bb"), "failed or pending runs of b")
         same(names(await queue.find(RunFilter(("running",)))), [], "the running runs")
         same(names(await queue.find(RunFilter(()))), [], "the runs of an empty set of statuses")
         same(len(await queue.find(RunFilter(since=start + 10))), 3, "the number of runs created since the second")
-        same(
-            len(await queue.find(RunFilter(ended_before=start + 45))),
-            1,
-            "the number of runs that finished before a time",
-        )
+        same(len(await queue.find(RunFilter(ended_before=start + 45))), 1, "the number of runs ended before a time")
         page = await queue.find(RunFilter(limit=3))
         same(len(page), 3, "the number of runs on a page of three")
         rest = await queue.find(RunFilter(after=page[-1].arrival, limit=3))
@@ -228,11 +220,8 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         left = await run.unchanged(
             await settle(queue, row, "failed", reason=reason, failures=2, error='"x"'), "the final status"
         )
-        same(
-            (left.ended_at, left.updated_at, left.reason),
-            (clock.wall(), clock.wall(), reason),
-            "ended_at, updated_at and reason",
-        )
+        times = (left.ended_at, left.updated_at, left.reason)
+        same(times, (clock.wall(), clock.wall(), reason), "ended_at, updated_at and reason")
         op = Op("queue.reopen", (key, ("failed",), clock.wall()))
         run.enqueued = run.enqueued._replace(expires_at=None)  # reopening removes the limit for the first claim
         await run.unchanged((await queue.commits.commit(None, [op]))[0], "a reopen")
@@ -247,20 +236,13 @@ async def times_and_limits_are_kept(make: Make) -> None:
         same((row.expires_at, row.deadline, row.run_key), (clock.wall() + 30, until.timestamp(), "job"), "its limits")
         clock.advance(5)
         row = await one(queue, "w", 40)
-        same(
-            (row.started_at, row.claimed_at, row.created_at),
-            (clock.wall(), clock.wall(), clock.wall() - 5),
-            "started_at, claimed_at and created_at",
-        )
+        times = (row.started_at, row.claimed_at, row.created_at)
+        same(times, (clock.wall(), clock.wall(), clock.wall() - 5), "started_at, claimed_at and created_at")
         same(row.lease_until, queue.lease_now() + 40, "lease_until")
         await settle(queue, row, "pending")
         clock.advance(5)
         row = await one(queue, "w")
-        same(
-            (row.started_at, row.claimed_at),
-            (clock.wall() - 5, clock.wall()),
-            "started_at and claimed_at after a second claim",
-        )
+        same((row.started_at, row.claimed_at), (clock.wall() - 5, clock.wall()), "the times after a second claim")
 
 
 @CASES

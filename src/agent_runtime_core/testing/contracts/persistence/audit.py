@@ -20,8 +20,8 @@ from ....persistence.models import (
     Scope,
     new_id,
 )
-from ..checks import Cases, same
-from .fixtures import TREE, opened, stores_of_tenants
+from ..checks import Cases, opened, same
+from .fixtures import TREE, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -85,29 +85,13 @@ async def entries_are_found_by_what_they_are_of(make: Make) -> None:
         same(await found(run_id=run), [9, 6, 3, 0], "the entries of a run")
         same(await found(conversation_id=conversation, limit=2), [7, 6], "two entries of a conversation")
         same(await found(event_types=[CALL]), [11, 9, 7, 5, 3, 1], "the entries of a type")
-        same(
-            await found(event_types=[CALL, RESULT], run_id=run, limit=1),
-            [9],
-            "the entry of two types and a run, with limit 1",
-        )
+        same(await found(event_types=[CALL, RESULT], run_id=run, limit=1), [9], "an entry of two types and a run")
         same(await found(event_types=[AuditEventType.CUSTOM]), [], "the entries of another type")
         for zone in (dt.UTC, EAST, None):
             start, end = ((NOON + n * HOUR).astimezone(zone or dt.UTC).replace(tzinfo=zone) for n in (3, 6))
-            same(
-                await found(start_time=start, end_time=end),
-                [6, 5, 4, 3],
-                f"the entries of an inclusive time range in zone {zone}",
-            )
-            same(
-                await found(start_time=start, run_id=run),
-                [9, 6, 3],
-                f"the entries of a run since a time in zone {zone}",
-            )
-        same(
-            await found(end_time=NOON + HOUR, event_types=[CALL], run_id=run),
-            [],
-            "the entries for all filters together",
-        )
+            same(await found(start_time=start, end_time=end), [6, 5, 4, 3], f"the entries of a range in zone {zone}")
+            same(await found(start_time=start, run_id=run), [9, 6, 3], f"the entries of a run since a time in {zone}")
+        same(await found(end_time=NOON + HOUR, event_types=[CALL], run_id=run), [], "entries for all filters")
         same(await found(run_id=UNKNOWN), [], "the entries of an unknown run")
 
 
@@ -214,11 +198,7 @@ async def scopes_are_apart(make: Make) -> None:
         await store.log_error(error)
         await store.record_metric(PerformanceMetric(name="a", value=1.0))
         there = Scope.GLOBAL
-        same(
-            (await store.get_events(there), await store.get_errors(there)),
-            ([], []),
-            "entries and errors in the global scope",
-        )
+        same((await store.get_events(there), await store.get_errors(there)), ([], []), "entries and errors, globally")
         same(await store.get_metrics("a", there), [], "metrics in the global scope")
         same((await store.get_metric_summary("a", there))["count"], 0, "the count in the global scope")
         same(

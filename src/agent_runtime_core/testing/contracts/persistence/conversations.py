@@ -14,8 +14,8 @@ from uuid import UUID
 from ....errors import InvalidArgument
 from ....persistence.base.conversations import ConversationStore
 from ....persistence.models import Conversation, ConversationMessage, Scope, ToolCall, new_id
-from ..checks import Cases, refused, same
-from .fixtures import TREE, opened, stores_of_tenants
+from ..checks import Cases, opened, refused, same
+from .fixtures import TREE, deleted_once, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -163,11 +163,8 @@ async def conversations_are_listed_the_last_changed_first(make: Make) -> None:
         same({each.id for each in listed}, {each.id for each in made}, "the listed conversations")
         times = [each.updated_at for each in listed]
         same(times, sorted(times, reverse=True), "their updated_at times")
-        same(
-            [each.id for each in await store.list_conversations(limit=2)],
-            [each.id for each in listed[:2]],
-            "the conversations with limit 2",
-        )
+        newest = [each.id for each in await store.list_conversations(limit=2)]
+        same(newest, [each.id for each in listed[:2]], "the conversations with limit 2")
         rest = await store.list_conversations(limit=2, offset=3)
         same([each.id for each in rest], [each.id for each in listed[3:]], "the conversations from offset 3")
         found = await store.list_conversations(agent_key="a")
@@ -179,11 +176,7 @@ async def conversations_are_listed_the_last_changed_first(make: Make) -> None:
 async def a_deleted_conversation_is_gone_with_its_messages(make: Make) -> None:
     async with opened(make) as store:
         conversation, other = await talk(store, "one"), await talk(store, "else")
-        same(
-            (await store.delete(conversation.id), await store.delete(conversation.id)),
-            (True, False),
-            "the results of deleting twice",
-        )
+        await deleted_once(store.delete, conversation.id)
         same(await store.get(conversation.id), None, "the conversation")
         same(await store.get_messages(conversation.id), [], "its messages")
         same([each.id for each in await store.list_conversations()], [other.id], "the list")
@@ -195,11 +188,7 @@ async def a_deleted_conversation_is_gone_with_its_messages(make: Make) -> None:
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
-        same(
-            await store.get(conversation.id, scope=Scope.GLOBAL),
-            None,
-            "a conversation of the project in the global scope",
-        )
+        same(await store.get(conversation.id, scope=Scope.GLOBAL), None, "a conversation in the global scope")
         same(await store.list_conversations(scope=Scope.GLOBAL), [], "the list of the global scope")
         with refused(ValueError, "a message to a project conversation in the global scope"):
             await store.add_message(conversation.id, message("two"), Scope.GLOBAL)
@@ -216,11 +205,8 @@ async def an_append_of_what_is_there_is_none(make: Make) -> None:
         more = [message("two"), message("three")]
         same(await store.append(conversation.id, more), 2, "the number of appended messages")
         four = message("four")
-        same(
-            await store.append(conversation.id, [*more, four, more[0], four]),
-            1,
-            "the number of appended messages when some are known",
-        )
+        added = await store.append(conversation.id, [*more, four, more[0], four])
+        same(added, 1, "the number of appended messages when some are known")
         same(await store.append(conversation.id, []), 0, "the number of appended messages of an empty list")
         same(said(await store.get_messages(conversation.id)), ["one", "two", "three", "four"], "the messages")
         for messages in ([message("lost")], []):
@@ -307,11 +293,8 @@ async def a_fork_is_a_conversation_of_its_own(make: Make) -> None:
         found = await store.get(forked.id)
         same(found, forked, "the fork")
         same(said(found.messages), ["q1", "a1", "q2, better"], "its messages")
-        same(
-            (found.parent_conversation_id, found.title, found.agent_key),
-            (conversation.id, "Chat", "agent"),
-            "its origin, title and agent",
-        )
+        origin = (found.parent_conversation_id, found.title, found.agent_key)
+        same(origin, (conversation.id, "Chat", "agent"), "its origin, title and agent")
         same(found.messages[0].metadata["forked_from"], str(q1.id), "the origin of its first message")
         same(found.messages[2].metadata["forked_from"], str(edited.id), "the origin of its last message")
         assert {each.id for each in found.messages}.isdisjoint(each.id for each in conversation.messages), (
@@ -363,16 +346,9 @@ async def messages_are_found_by_their_words(make: Make) -> None:
         async def found(query: str, **options: Any) -> list[tuple[UUID, Any]]:
             return [(where, each.content) for where, each in await store.search(query, **options)]
 
-        same(
-            await found("resume PILOT"),
-            [(first.id, first.messages[0].content)],
-            "the messages with both words, ignoring case and accents",
-        )
-        same(
-            {where for where, _ in await found("drawer")},
-            {first.id, second.id},
-            "the conversations found by a word in both",
-        )
+        both = await found("resume PILOT")
+        same(both, [(first.id, first.messages[0].content)], "the messages with both words, ignoring case and accents")
+        same({where for where, _ in await found("drawer")}, {first.id, second.id}, "conversations with a word of both")
         same(len(await found("pilot")), 3, "the number of messages with a word or its prefix")
         same(len(await found("pilot", limit=1)), 1, "the number of messages found with limit 1")
         same(await found("submarine"), [], "the messages found by an unknown word")

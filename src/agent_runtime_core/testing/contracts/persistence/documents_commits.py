@@ -28,11 +28,8 @@ async def a_group_is_cleared_alone(make: Make) -> None:
         same(keys_of(await table.find()), ["h0", "i0", "h1", "i1", "h2", "i2"], "the remaining documents")
         same(await table.write(table.delete("h0"), table.clear()), [True, 5], "the result of clearing all")
         same((await table.find(), await table.get("i0")), ([], None), "the remaining documents")
-        same(
-            await table.write(table.put(Entry("h0", "again"), 0)),
-            [(1, (await _rank(table, "h0")))],
-            "the result of a later put",
-        )
+        later = await table.write(table.put(Entry("h0", "again"), 0))
+        same(later, [(1, (await _rank(table, "h0")))], "the result of a later put")
 
 
 async def _rank(table: Collection, key: str) -> float:
@@ -82,11 +79,7 @@ async def kinds_and_spaces_are_separate(make: Make) -> None:
         for n, each in enumerate(tables):
             same([found.text for found in await each.find()], [str(n)], f"documents in {each.space!r}, {each.kind!r}")
         await table.write(table.clear())
-        same(
-            [len(await each.find()) for each in tables],
-            [0] + [1] * len(names),
-            "numbers of documents after one kind is cleared",
-        )
+        same([len(await each.find()) for each in tables], [0] + [1] * len(names), "counts after one kind is cleared")
 
 
 @CASES
@@ -100,11 +93,8 @@ async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
         await store.drop("session:1")
         await store.drop("session:2")
         for each in mine:
-            same(
-                (await each.find(), await each.get("k"), await each.search("word")),
-                ([], None, []),
-                f"documents in {each.kind}",
-            )
+            left = (await each.find(), await each.get("k"), await each.search("word"))
+            same(left, ([], None, []), f"documents in {each.kind}")
             same(await each.write(each.put(Entry("k", "new"), 0)), [(1, 1.0)], "the result of a put after that")
         same([len(await each.find()) for each in others], [2, 2, 2], "documents in other spaces")
 

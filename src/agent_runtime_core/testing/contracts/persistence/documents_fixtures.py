@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from ....persistence.documents.base import (
     DocumentStore,
 )
 from ...clock import VirtualClock
-from ..checks import PATIENCE
+from .. import checks
 
 Make = Callable[..., DocumentStore]
 Case = Callable[[Make], Awaitable[None]]
@@ -34,12 +33,8 @@ HOSTILE = (
 @contextlib.asynccontextmanager
 async def opened(make: Make) -> AsyncIterator[Collection]:
     """Open a collection of a new store with a virtual clock."""
-    store = make(clock=VirtualClock())
-    try:
-        async with asyncio.timeout(PATIENCE):
-            yield Collection(store, "project", "thing")
-    finally:
-        await store.close()
+    async with checks.opened(make, clock=VirtualClock()) as store:
+        yield Collection(store, "project", "thing")
 
 
 def keys_of(documents: Sequence[Document]) -> list[str]:

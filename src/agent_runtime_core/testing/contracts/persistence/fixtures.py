@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
-from ..checks import PATIENCE
+from ..checks import S, opened, same
 
 #: A value of every type that JSON has.
 TREE: dict[str, Any] = {"a": [1, 2.5, True, None, "é \U0001f600"], "$": "a dollar", "": {}, "deep": [[[[]]]]}
 
 #: Names of tenants that a store could take for another tenant, or for a scope of another tenant.
 TENANTS = ("a", "A", "a:project", "1:a", "project", "é" * 128, "é" * 127 + "e")
-
-S = TypeVar("S", bound="Closes")
-
-
-class Closes(Protocol):
-    """A store that can be closed."""
-
-    async def close(self) -> None: ...
-
-
-@contextlib.asynccontextmanager
-async def opened(make: Callable[..., S], **options: Any) -> AsyncIterator[S]:
-    store = make(**options)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            yield store
-    finally:
-        await store.close()
 
 
 @contextlib.asynccontextmanager
@@ -43,3 +24,7 @@ async def stores_of_tenants(make: Callable[..., S]) -> AsyncIterator[dict[str | 
     async with opened(make) as store:
         of_tenant = getattr(store, "for_tenant", None)
         yield {} if of_tenant is None else {None: store, **{tenant: of_tenant(tenant) for tenant in TENANTS}}
+
+
+async def deleted_once(delete: Callable[..., Awaitable[bool]], key: object) -> None:
+    same((await delete(key), await delete(key)), (True, False), f"the results of deleting {key!r:.80} twice")

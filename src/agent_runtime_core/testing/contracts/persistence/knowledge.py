@@ -15,8 +15,8 @@ from uuid import UUID
 
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import VirtualClock
-from ..checks import Cases, refused, same
-from .fixtures import TREE, opened, stores_of_tenants
+from ..checks import Cases, opened, refused, same
+from .fixtures import TREE, deleted_once, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -60,11 +60,8 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 async def an_unknown_fact_is_none(make: Make) -> None:
     async with opened(make) as store:
         same((await store.get_fact(UNKNOWN), await store.get_fact_by_key("a")), (None, None), "an unknown fact")
-        same(
-            (await store.delete_fact(UNKNOWN), await store.list_facts()),
-            (False, []),
-            "the results of deleting an unknown fact and of listing",
-        )
+        deleted = (await store.delete_fact(UNKNOWN), await store.list_facts())
+        same(deleted, (False, []), "the results of deleting an unknown fact and of listing")
 
 
 @CASES
@@ -91,11 +88,7 @@ async def a_fact_is_saved_over(make: Make) -> None:
         same(await store.get_fact(fact.id), fact, "the fact saved twice")
         same(await store.get_fact_by_key("a"), None, "the fact by its old key")
         same(keys(await store.list_facts()), ["b"], "the list")
-        same(
-            (await store.delete_fact(fact.id), await store.delete_fact(fact.id)),
-            (True, False),
-            "the results of deleting twice",
-        )
+        await deleted_once(store.delete_fact, fact.id)
         same((await store.get_fact(fact.id), await store.get_fact_by_key("b")), (None, None), "the deleted fact")
 
 
@@ -117,22 +110,12 @@ async def scopes_are_apart(make: Make) -> None:
         await store.save_fact(fact)
         await store.save_summary(summary)
         there = Scope.GLOBAL
-        same(
-            (await store.get_fact(fact.id, scope=there), await store.get_fact_by_key("a", there)),
-            (None, None),
-            "a fact",
-        )
-        same(
-            (await store.list_facts(there), await store.delete_fact(fact.id, there)),
-            ([], False),
-            "list and delete in another scope",
-        )
+        facts = (await store.get_fact(fact.id, scope=there), await store.get_fact_by_key("a", there))
+        same(facts, (None, None), "a fact")
+        same((await store.list_facts(there), await store.delete_fact(fact.id, there)), ([], False), "in another scope")
         same(await store.get_summary(summary.id, scope=there), None, "a summary")
-        same(
-            await store.get_summaries_for_conversation(summary.conversation_id, there),
-            [],
-            "the summaries of a conversation in the global scope",
-        )
+        summaries = await store.get_summaries_for_conversation(summary.conversation_id, there)
+        same(summaries, [], "the summaries of a conversation in the global scope")
         same(await store.get_fact(fact.id, Scope.PROJECT), fact, "the fact in its scope")
 
 
@@ -153,11 +136,7 @@ async def every_field_of_a_summary_comes_back(make: Make) -> None:
         full.content = "another one"
         await store.save_summary(full)
         same(await store.get_summary(full.id), full, "the summary saved over")
-        same(
-            (await store.delete_summary(full.id), await store.delete_summary(full.id)),
-            (True, False),
-            "the results of deleting twice",
-        )
+        await deleted_once(store.delete_summary, full.id)
         same(await store.get_summary(full.id), None, "the deleted summary")
 
 
@@ -244,16 +223,8 @@ async def a_deleted_embedding_is_not_found(make: Make) -> None:
         for embedding in (first, second):
             await store.save_embedding(embedding)
         same(await store.delete_embedding(first.id, Scope.GLOBAL), False, "the result of deleting in another scope")
-        same(
-            (await store.delete_embedding(first.id), await store.delete_embedding(first.id)),
-            (True, False),
-            "the results of deleting twice",
-        )
-        same(
-            [each.content for each, _ in await store.search_similar([1.0, 0.0])],
-            ["2"],
-            "the embeddings found after a delete",
-        )
+        await deleted_once(store.delete_embedding, first.id)
+        same([each.content for each, _ in await store.search_similar([1.0, 0.0])], ["2"], "embeddings after a delete")
         await store.save_embedding(dataclasses.replace(second, vector=[1.0, 1.0], content="2, anew"))
         [(found, score)] = await store.search_similar([1.0, 1.0])
         same((found.content, round(score, 9)), ("2, anew", 1.0), "the embedding found after it was replaced")
@@ -271,11 +242,8 @@ async def facts_are_found_by_their_words(make: Make) -> None:
             ("babbage", []), ("ada engine", []), ("", []), ('"', []), ("a AND OR (", []),
         ):  # fmt: skip
             same(await store.search_facts(query), expected, f"the facts found by {query!r}")
-        same(
-            {fact.id for fact in await store.search_facts("lovelace")},
-            {first.id, second.id},
-            "the facts found by a word in two facts",
-        )
+        shared = {fact.id for fact in await store.search_facts("lovelace")}
+        same(shared, {first.id, second.id}, "the facts found by a word in two facts")
         same(len(await store.search_facts("lovelace", limit=1)), 1, "the number of facts found with limit 1")
         first.value = "Ada Byron"
         await store.save_fact(first)

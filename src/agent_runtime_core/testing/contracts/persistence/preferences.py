@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ....persistence.models import Scope
-from ..checks import Cases, same
-from .fixtures import TREE, opened, stores_of_tenants
+from ..checks import Cases, opened, same
+from .fixtures import TREE, deleted_once, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -27,11 +27,7 @@ async def a_preference_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> No
         await store.set("size", 12)
         await store.set("theme", "dark")
         same((await store.get("theme"), await store.get("size")), ("dark", 12), "two preferences")
-        same(
-            (await store.delete("theme"), await store.delete("theme")),
-            (True, False),
-            "the results of deleting a preference twice",
-        )
+        await deleted_once(store.delete, "theme")
         same((await store.get("theme"), await store.get("size")), (None, 12), "two preferences after the delete")
 
 
@@ -49,11 +45,7 @@ async def all_are_given_by_key(make: Make) -> None:
 async def they_are_the_users_in_all_projects(make: Make) -> None:
     async with opened(make) as store:
         await store.set("theme", "dark")
-        same(
-            await store.get("theme", scope=Scope.GLOBAL),
-            "dark",
-            "a preference of the default scope, read in the global scope",
-        )
+        same(await store.get("theme", scope=Scope.GLOBAL), "dark", "a preference of the default scope, read globally")
         same(await store.get("theme", scope=Scope.PROJECT), None, "the same preference in the project scope")
         await store.set("theme", "light", scope=Scope.PROJECT)
         same(await store.get_all(Scope.PROJECT), {"theme": "light"}, "the preferences of the project")

@@ -14,8 +14,8 @@ from uuid import UUID
 from ....errors import InvalidArgument
 from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
-from ..checks import Cases, refused, same
-from .fixtures import TREE, opened, stores_of_tenants
+from ..checks import Cases, opened, refused, same
+from .fixtures import TREE, deleted_once, stores_of_tenants
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
@@ -121,11 +121,7 @@ async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
 async def a_deleted_list_is_gone_with_its_tasks(make: Make) -> None:
     async with opened(make) as store:
         task_list, other = await stored(store, Task(name="a")), await stored(store, Task(name="b"))
-        same(
-            (await store.delete(task_list.id), await store.delete(task_list.id)),
-            (True, False),
-            "the results of deleting twice",
-        )
+        await deleted_once(store.delete, task_list.id)
         same(await store.get(task_list.id), None, "the list")
         with refused(ValueError, "an update of its task"):
             await store.update_task(task_list.id, task_list.tasks[0].id, name="c")
@@ -153,11 +149,8 @@ async def an_update_changes_what_is_given(make: Make) -> None:
         await store.update_task(task_list.id, first.id, name="A")
         await store.update_task(task_list.id, first.id, description="")
         there = (await store.get(task_list.id)).tasks
-        same(
-            (there[0].state, there[0].name, there[0].description, there[0].priority),
-            (TaskState.IN_PROGRESS, "A", "", 3),
-            "the task",
-        )
+        shown = (there[0].state, there[0].name, there[0].description, there[0].priority)
+        same(shown, (TaskState.IN_PROGRESS, "A", "", 3), "the task")
         same(there[1], second, "another task")
         await store.update(first.id, task_list_id=task_list.id, state=TaskState.COMPLETE, description="new")
         changed = (await found(store, task_list))["A"]
@@ -175,11 +168,7 @@ async def a_list_is_no_alias_of_the_callers(make: Make) -> None:
         first = await store.get(task_list.id)
         same(first.tasks[0].metadata, {"items": [1]}, "the saved task after the writer changed its copy")
         first.tasks[0].metadata["items"].append(3)
-        same(
-            (await store.get(task_list.id)).tasks[0].metadata,
-            {"items": [1]},
-            "the saved task after a reader changed its copy",
-        )
+        same((await store.get(task_list.id)).tasks[0].metadata, {"items": [1]}, "the task after its copy was changed")
 
 
 @CASES
@@ -187,11 +176,8 @@ async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), conversation_id=new_id())
         same(await store.get(task_list.id, scope=Scope.GLOBAL), None, "a list of the project in the global scope")
-        same(
-            await store.get_by_conversation(task_list.conversation_id, Scope.GLOBAL),
-            None,
-            "the list of a conversation in the global scope",
-        )
+        elsewhere = await store.get_by_conversation(task_list.conversation_id, Scope.GLOBAL)
+        same(elsewhere, None, "the list of a conversation in the global scope")
         same(await store.delete(task_list.id, Scope.GLOBAL), False, "the result of deleting in another scope")
         same(await store.get(task_list.id, Scope.PROJECT), task_list, "the list in its scope")
 
@@ -218,11 +204,7 @@ async def tasks_of_a_list_are_ready_in_order(make: Make) -> None:
         same(names(await store.ready(task_list.id, limit=2)), expected[:2], "the ready tasks with limit 2")
         same(await store.ready(UNKNOWN), [], "the ready tasks of an unknown list")
         await store.update_task(task_list.id, begun.id, state=TaskState.COMPLETE)
-        same(
-            names(await store.ready(task_list.id, limit=1)),
-            ["blocked by begun"],
-            "the first ready task after its dependency completed",
-        )
+        same(names(await store.ready(task_list.id, limit=1)), ["blocked by begun"], "the first ready task")
 
 
 @CASES
