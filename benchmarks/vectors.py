@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_runtime_core.persistence import SQLiteKnowledgeStore, vectors
 from agent_runtime_core.persistence.models import Embedding
-from agent_runtime_core.persistence.vector_index import VectorIndex
+from agent_runtime_core.persistence.vectors import VectorIndex
 
 from .floor import Line, Size
 

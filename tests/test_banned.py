@@ -235,9 +235,10 @@ OPENS: dict[str, dict[str, int]] = {
     "persistence/documents/file_directory.py": {
         "DurableDirectory.draft": 2,
         "DurableDirectory.read": 2,
-        "_flush": 1,
-    },  # JSON files, by their names
-    "persistence/documents/file_lock.py": {"_acquire": 1, "_open_or_create": 2},  # a lock file
+        "_flush": 1,  # JSON files, by their names
+        "_acquire": 1,
+        "_open_or_create": 2,  # a lock file
+    },
     # Created exclusively; `serve` refuses the database of its own store.
     "server/token_file.py": {"TokenFile._read": 1, "_create": 2},
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},

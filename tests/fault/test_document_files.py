@@ -19,8 +19,8 @@ import pytest
 
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
+from agent_runtime_core.persistence.documents.file_directory import locked
 from agent_runtime_core.persistence.documents.file_format import decode_record
-from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from tests.support.processes import PATIENCE, Child, Command, until
 from tests.support.store_0_5_2 import write_old_store

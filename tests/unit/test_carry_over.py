@@ -22,8 +22,7 @@ from agent_runtime_core.persistence.backends.files import FilePlace
 from agent_runtime_core.persistence.carry_over import carry_over
 from agent_runtime_core.persistence.document_stores import base as kinds
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
-from agent_runtime_core.persistence.document_stores.memory import StoredMemory
-from agent_runtime_core.persistence.document_stores.preferences import StoredPreferences
+from agent_runtime_core.persistence.document_stores.knowledge import StoredMemory, StoredPreferences
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.models import (
     Conversation,

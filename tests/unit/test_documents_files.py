@@ -27,9 +27,8 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.persistence.backends.files import FileMemoryStore
 from agent_runtime_core.persistence.documents.base import Collection, DocumentMissing, Entry, VersionConflict
-from agent_runtime_core.persistence.documents.file_directory import DurableDirectory
+from agent_runtime_core.persistence.documents.file_directory import DurableDirectory, locked
 from agent_runtime_core.persistence.documents.file_format import sealed
-from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.models import Scope

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.persistence.documents import sqlite, sqlite_fts, sqlite_queries
+from agent_runtime_core.persistence.documents import sqlite, sqlite_fts
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 from agent_runtime_core.testing import VirtualClock
@@ -106,13 +106,13 @@ async def test_an_append_costs_the_same_at_any_length(path: Path, words: str) ->
         assert many <= 1.5 * few
 
 
-@pytest.mark.parametrize("asked_for", list(sqlite_queries.FIND))
+@pytest.mark.parametrize("asked_for", list(sqlite.FIND))
 async def test_what_is_found_by_rank_is_not_sorted_again(path: Path, asked_for: tuple[str, bool]) -> None:
     async with opened(path) as table:
         await table.write(table.put(Entry("a", "")))
     values = dict.fromkeys(("kind", "group", "low", "high", "now", "prefix", "end", "limit", "offset"), 1)
     conn = sqlite3.connect(path)
-    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite_queries.FIND[asked_for], values))
+    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite.FIND[asked_for], values))
     conn.close()
     assert "SEARCH d USING INDEX arc_documents_" in plan
     assert ("TEMP B-TREE" in plan) == (asked_for[0] == "key")

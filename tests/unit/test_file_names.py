@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core.persistence.documents.base import Collection, Entry
-from agent_runtime_core.persistence.documents.file_names import ident, key_of, name_of, parsed, part, text_of
+from agent_runtime_core.persistence.documents.file_format import ident, key_of, name_of, parsed, part, text_of
 from agent_runtime_core.persistence.documents.files import FileDocuments
 
 NASTY = [

@@ -21,7 +21,7 @@ from agent_runtime_core.persistence import (
     PersistenceManager,
     ToolCall,
 )
-from agent_runtime_core.persistence.document_stores import recent_histories
+from agent_runtime_core.persistence.document_stores import conversations
 from agent_runtime_core.persistence.document_stores.base import MESSAGE
 from agent_runtime_core.persistence.document_stores.conversations import read_history
 from agent_runtime_core.persistence.models import Scope
@@ -112,7 +112,7 @@ async def test_a_restored_backup_is_read_in_full() -> None:
 
 @pytest.mark.parametrize("limit", ["MOST", "MOST_BYTES"])
 async def test_only_recent_conversations_are_kept(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_histories, limit, {"MOST": 2, "MOST_BYTES": 70_000}[limit])
+    monkeypatch.setattr(conversations, limit, {"MOST": 2, "MOST_BYTES": 70_000}[limit])
     store = InMemoryConversationStore()
     chats = [await talk(store, *["x" * 10_000] * 2) for _ in range(3)]
     for chat in chats:
@@ -126,7 +126,7 @@ async def test_only_recent_conversations_are_kept(limit: str, monkeypatch: pytes
 
 
 async def test_a_conversation_beyond_the_limit_is_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_histories, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(conversations, "MOST_BYTES", 10_000)
     store = InMemoryConversationStore()
     chat = await talk(store, *["x" * 10_000] * 2)
     small = await talk(store, "small")

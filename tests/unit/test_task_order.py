@@ -13,13 +13,12 @@ from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.backends.sqlite import SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores import change_log
 from agent_runtime_core.persistence.document_stores.change_log import ChangeLog
-from agent_runtime_core.persistence.document_stores.ready_tasks import ReadyTasks
+from agent_runtime_core.persistence.document_stores.task_claims import ReadyTasks
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry, Query
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.model_codec import text_of
-from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
-from agent_runtime_core.persistence.task_order import find_cycle, ready_of
+from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState, find_cycle, ready_of
 from agent_runtime_core.testing.clock import VirtualClock
 
 

@@ -14,8 +14,17 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.persistence import vectors
-from agent_runtime_core.persistence.vector_index import AT_ONCE, VectorIndex
-from agent_runtime_core.persistence.vectors import NumpyRows, PlainRows, QuantizedRows, VectorRows, dot, floats, unit
+from agent_runtime_core.persistence.vectors import (
+    AT_ONCE,
+    NumpyRows,
+    PlainRows,
+    QuantizedRows,
+    VectorIndex,
+    VectorRows,
+    dot,
+    floats,
+    unit,
+)
 
 
 def _numpy_rows() -> VectorRows:

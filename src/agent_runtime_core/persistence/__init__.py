@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .base.audit import AuditStore as AuditStore
     from .base.conversations import ConversationStore as ConversationStore
     from .base.knowledge import KnowledgeStore as KnowledgeStore
+    from .base.knowledge import MemoryStore as MemoryStore
     from .base.knowledge import NoEmbeddings as NoEmbeddings
-    from .base.memory import MemoryStore as MemoryStore
-    from .base.preferences import PreferencesStore as PreferencesStore
+    from .base.knowledge import PreferencesStore as PreferencesStore
     from .base.tasks import TaskStore as TaskStore
     from .documents.base import Collection as Collection
     from .documents.base import Document as Document
@@ -87,9 +87,7 @@ else:
             "SQLitePreferencesStore SQLiteTaskStore",
             ".base.audit": "AuditStore",
             ".base.conversations": "ConversationStore",
-            ".base.knowledge": "KnowledgeStore NoEmbeddings",
-            ".base.memory": "MemoryStore",
-            ".base.preferences": "PreferencesStore",
+            ".base.knowledge": "KnowledgeStore MemoryStore NoEmbeddings PreferencesStore",
             ".base.tasks": "TaskStore",
             ".documents.base": "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict",
             ".documents.operations": "DocumentTransaction document_operations document_replays",

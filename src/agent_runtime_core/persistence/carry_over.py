@@ -6,15 +6,18 @@ can be repeated. The new store opens only after every old file was migrated.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as _dt
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import encode
+from .._core.codec.typed import Policy, as_text, build
 from .._core.ids import new_ulid
 from .._engines.base import Op
 from ..config import get_config
@@ -23,15 +26,13 @@ from .backends.files import home_directory, project_directory
 from .document_stores.arguments import stored_key
 from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
 from .document_stores.conversation_save import Header, header_entry, message_entry
+from .document_stores.task_validation import check_list, check_task
 from .documents.base import Collection, Entry
-from .documents.file_directory import DurableDirectory, storage_errors
-from .documents.file_lock import LOCK, locked
+from .documents.file_directory import LOCK, DurableDirectory, locked, storage_errors
 from .documents.files import FileDocuments
 from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
-from .legacy_models import conversation_of, task_list_of
 from .model_codec import model_of, text_of
-from .models import Task, moment
-from .task_order import find_cycle
+from .models import Conversation, Task, TaskList, find_cycle, moment
 
 _MAX_BYTES: Final = 1 << 30  # bytes of a value. A value that version 0.5.2 wrote must not be rejected now
 _BATCH: Final = 100  # documents in one commit
@@ -202,3 +203,65 @@ def _mark_as_migrated(directory: str, files: int, clock: Clock) -> None:
         disk.flush(draft)
         disk.rename(draft, CARRIED)
         disk.flush("")
+
+
+EXTRA = "0.5.2"  # the key in `metadata` for fields that the present models do not have
+
+
+def conversation_of(plain: Any) -> Conversation:
+    """Return the conversation of a file.
+
+    Raises:
+        ValueError, KeyError, TypeError: The file holds no conversation.
+    """
+    whole, messages = _parts(plain, "messages")
+    return cast(Conversation, build({**whole, "messages": messages}, Conversation, _OLD))
+
+
+def task_list_of(plain: Any) -> tuple[TaskList, list[str]]:
+    """Return the list with its valid tasks, and the reasons why other tasks are not valid.
+
+    Raises:
+        ValueError, KeyError, TypeError, InvalidArgument: The file holds no task list.
+    """
+    whole, tasks = _parts(plain, "tasks")
+    found, reasons = check_list(cast(TaskList, build({**whole, "tasks": []}, TaskList, _OLD))), []
+    for each in tasks:
+        try:
+            found.tasks.append(check_task(cast(Task, build(each, Task, _OLD))))
+        except (ValueError, KeyError, TypeError, InvalidArgument) as error:
+            reasons.append(f"task {brief(each.get('name'))}: {error}")
+    return found, reasons
+
+
+def _parts(plain: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the object and its parts, each with a unique id.
+
+    A part without an id, or with the id of an earlier part, gets a new one. It is the same each time the file is read,
+    so that a repeated migration adds no part twice.
+    """
+    whole = cast("dict[str, Any]", build(plain, dict[str, Any], _OLD))
+    known, parts = set[str](), list[dict[str, Any]]()
+    for number, part in enumerate(cast(Any, build(whole.get(name) or [], list[dict[str, Any]], _OLD))):
+        each = dict(part)
+        if not each.get("id") or str(each["id"]) in known:
+            each["id"] = str(uuid5(UUID(whole["id"]), f"{name} {number}"))
+        known.add(str(each["id"]))
+        parts.append(each)
+    return whole, parts
+
+
+def _with_extra_in_metadata(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
+    """Move the fields that the model `cls` does not have into its metadata."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    extra = {name: value for name, value in tree.items() if name not in names}
+    if extra and "metadata" in names:
+        return {**tree, "metadata": {**(tree.get("metadata") or {}), EXTRA: extra}}
+    return tree
+
+
+#: Ids, times and enumerations are strings. A priority may be a float, as in `TaskStore.save`.
+_OLD: Final = Policy(
+    enums_by_value=True, special=as_text, adapt=_with_extra_in_metadata,
+    strict={UUID: (UUID, str), _dt.datetime: (_dt.datetime, str), int: (int, float)},
+)  # fmt: skip

@@ -27,9 +27,7 @@ from ..errors import InvalidArgument, NotSupported, UnknownSetting
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
-from .base.knowledge import KnowledgeStore
-from .base.memory import MemoryStore
-from .base.preferences import PreferencesStore
+from .base.knowledge import KnowledgeStore, MemoryStore, PreferencesStore
 from .base.tasks import TaskStore
 from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
@@ -38,9 +36,9 @@ from .open_documents import has_documents, open_document_store
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
 _PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
 _STORES_ON_DOCUMENTS = {
-    "memory": "memory:StoredMemory", "conversation": "conversations:StoredConversations", "task": "tasks:StoredTasks",
-    "preferences": "preferences:StoredPreferences", "knowledge": "knowledge:StoredKnowledge",
-    "audit": "audit:StoredAudit",
+    "memory": "knowledge:StoredMemory", "conversation": "conversations:StoredConversations",
+    "task": "tasks:StoredTasks", "preferences": "knowledge:StoredPreferences",
+    "knowledge": "knowledge:StoredKnowledge", "audit": "audit:StoredAudit",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
-from agent_runtime_core.persistence.base.memory import MemoryStore
+from agent_runtime_core.persistence.base.knowledge import MemoryStore
 from agent_runtime_core.persistence.models import Scope
 from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.memory import Case, Make

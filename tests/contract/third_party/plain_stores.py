@@ -8,8 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from agent_runtime_core.persistence.base.conversations import ConversationStore
-from agent_runtime_core.persistence.base.memory import MemoryStore
-from agent_runtime_core.persistence.base.preferences import PreferencesStore
+from agent_runtime_core.persistence.base.knowledge import MemoryStore, PreferencesStore
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Scope, moment, now
 
 

@@ -11,8 +11,7 @@ from uuid import UUID
 from ..._core.clock import SYSTEM
 from ..._core.validation import unknown
 from ...errors import InvalidArgument, NotSupported
-from ..models import Scope, Task, TaskList, TaskState
-from ..task_order import ready_of
+from ..models import Scope, Task, TaskList, TaskState, ready_of
 
 _CHANGED_IN_LIST = frozenset({"state", "name", "description"})
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Task)) - {"id"}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
 
 from ..._core.arguments import checked_tenant
 from ..._core.clock import SYSTEM, Clock
@@ -215,3 +218,89 @@ class DocumentBackedStore:
     async def close(self) -> None:
         """Close the document stores. A session that only this store uses is deleted."""
         await self.home.close()
+
+
+def ranks_for(keys: Sequence[str], present: Mapping[str, float]) -> dict[str, float | None]:
+    """Return an ascending rank for each key, in the order of `keys`.
+
+    New keys at the end get None: the store assigns a rank after all others.
+
+    Args:
+        keys: The keys in the wanted order.
+        present: The ranks that documents have now.
+    """
+    ranked = [key for key in keys if key in present]
+    if not ranked:
+        return dict.fromkeys(keys)
+    span = keys[: keys.index(ranked[-1]) + 1]
+    assigned = dict(zip(ranked, sorted(present[key] for key in ranked), strict=True))
+    ranks = _interpolated(span, assigned)
+    if any(after <= before for before, after in pairwise(ranks)):
+        ranks = _spread(len(span), min(assigned.values()), max(assigned.values()))
+    return {**dict.fromkeys(keys), **dict(zip(span, ranks, strict=True))}
+
+
+def _interpolated(span: Sequence[str], assigned: Mapping[str, float]) -> list[float]:
+    """Space new ranks evenly between their neighbors. Those before the first one are 1 apart."""
+    ranks: list[float] = []
+    pending = 0
+    for key in span:
+        if key not in assigned:
+            pending += 1
+            continue
+        end = assigned[key]
+        start = ranks[-1] if ranks else end - pending - 1
+        ranks += [start + (end - start) * n / (pending + 1) for n in range(1, pending + 1)]
+        ranks.append(end)
+        pending = 0
+    return ranks
+
+
+def _spread(count: int, low: float, high: float) -> list[float]:
+    """Space all ranks evenly from `low` to `high`, if no number is left between two neighbors."""
+    step = (high - low) / max(count - 1, 1)
+    if low + step <= low or high - step >= high:
+        step = 1.0
+    return [low + step * n for n in range(count)]
+
+
+class IdentityMap(Generic[T]):
+    """Values by the identity of objects. A value is dropped with its object.
+
+    The objects need not be hashable. A copy of an object has no value.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def remember(self, thing: Any, value: T) -> None:
+        """Set the value of an object."""
+        object_id = id(thing)
+        self._entries[object_id] = (weakref.ref(thing, lambda _: self._entries.pop(object_id, None)), value)
+
+    def of(self, thing: Any) -> T | None:
+        """Return the value of an object, or None."""
+        ref, value = self._entries.get(id(thing), (None, None))
+        return value if ref is not None and ref() is thing else None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def three_way_merge(mine: str, base: str | None, theirs: str | None) -> str:
+    """Return `theirs` with the fields in which `mine` differs from `base`. All are JSON objects.
+
+    If `base` or `theirs` is None, return `mine`.
+    """
+    if base is None or theirs is None:
+        return mine
+    if mine == base:
+        return theirs
+    return json.dumps(json.loads(theirs) | changed_fields(mine, base), separators=(",", ":"))
+
+
+def changed_fields(mine: str, base: str) -> dict[str, Any]:
+    """Return the fields in which `mine` differs from `base`."""
+    new, old = json.loads(mine), json.loads(base)
+    # The JSON texts are compared, because 1 == 1.0 == True.
+    return {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}

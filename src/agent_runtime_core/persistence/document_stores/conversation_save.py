@@ -19,8 +19,7 @@ from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .arguments import check_link, escaped, id_text
-from .ranks import ranks_for
-from .three_way_merge import changed_fields
+from .base import changed_fields, ranks_for
 
 _WITHOUT_MESSAGES = frozenset({"messages"})
 _FIELDS = tuple(

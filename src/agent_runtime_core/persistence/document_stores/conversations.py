@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from ..._core.ids import new_ulid
@@ -24,7 +25,7 @@ from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from ..stored_history import StoredHistory
 from .arguments import check_count, check_link, id_text
-from .base import CONVERSATION, MESSAGE, DocumentBackedStore
+from .base import CONVERSATION, MESSAGE, DocumentBackedStore, IdentityMap
 from .conversation_save import (
     ConversationSave,
     Header,
@@ -37,8 +38,6 @@ from .conversation_save import (
     read_back,
     stored_message,
 )
-from .recent_histories import RecentHistories
-from .three_way_merge import IdentityMap
 
 _PAGE = 200
 _CONCURRENT_READS = 16  # conversations of a list whose messages are read concurrently
@@ -310,3 +309,71 @@ async def read_history(store: ConversationStore, conversation_id: UUID) -> Store
         return await store.read_history(conversation_id)
     found = await store.get(conversation_id)
     return None if found is None else await StoredHistory.of(found.messages, found.active_branch_id)
+
+
+MOST: Final = 64  # conversations
+MOST_BYTES: Final = 32 * 1024 * 1024  # about how many bytes all conversations take
+_PER_MESSAGE: Final = 2_000  # bytes that a decoded message takes in addition to its text
+
+
+class _Recent(NamedTuple):
+    """A conversation as it was read last."""
+
+    header: Document
+    last: Document  # the last message
+    history: StoredHistory
+    size: int  # bytes
+
+    def is_current(self, header: Document, tail: list[Document]) -> bool:
+        """Return whether messages were only appended since then; `tail` are those from the last one on."""
+        same_header = (header.version, header.text) == (self.header.version, self.header.text)
+        return same_header and tail[:1] == [self.last]
+
+
+class RecentHistories:
+    """The histories of the conversations that were read last, up to a number and a size. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._recent: dict[tuple[str, str], _Recent] = {}  # the one that was read last is at the end
+        self._size = 0
+        self._lock = threading.Lock()
+
+    async def read(self, key: str, headers: Collection, messages: Collection) -> StoredHistory | None:
+        """Return the history of a conversation, None if it does not exist."""
+        known = (headers.space, key)  # another tenant may have a conversation with this key
+        recent = self._recent.get(known)
+        # Messages are read before the header. If its version is the same after that, no message was deleted or changed
+        # before: a tail that is read later may belong to a changed conversation.
+        tail = [] if recent is None else await messages.find(key, low=recent.last.rank)
+        header = await headers.get(key)
+        if header is None:
+            self._keep(known, None)
+            return None
+        new = tail[1:]
+        if recent is None or not recent.is_current(header, tail):
+            recent, new = None, await messages.find(key)
+        decoded = await sliced(model_of(ConversationMessage, each.text) for each in new)
+        if recent is None:
+            history = await StoredHistory.of(decoded, model_of(Header, header.text).active_branch_id)
+            last, size = None, 0
+        else:
+            history = await recent.history.followed_by(decoded) if decoded else recent.history
+            last, size = recent.last, recent.size
+        last = new[-1] if new else last
+        size += sum(len(each.text) + _PER_MESSAGE for each in new)
+        self._keep(known, None if last is None else _Recent(header, last, history, size))
+        return history
+
+    def _keep(self, key: tuple[str, str], recent: _Recent | None) -> None:
+        with self._lock:
+            self._drop(key)
+            if recent is None or recent.size > MOST_BYTES:
+                return
+            self._recent[key] = recent
+            self._size += recent.size
+            while len(self._recent) > MOST or self._size > MOST_BYTES:
+                self._drop(next(iter(self._recent)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        gone = self._recent.pop(key, None)
+        self._size -= 0 if gone is None else gone.size

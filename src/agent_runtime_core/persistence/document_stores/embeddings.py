@@ -15,8 +15,7 @@ from ...errors import TooManyVectors
 from ..documents.base import Collection, Document, Entry
 from ..model_codec import model_of, text_of
 from ..models import Embedding
-from ..vector_index import VectorIndex
-from ..vectors import dot, floats, unit
+from ..vectors import VectorIndex, dot, floats, unit
 from .arguments import check_model, escaped, id_text, seconds_of, stored_key
 from .change_log import ChangeLog, TrackedIndex
 

@@ -1,21 +1,22 @@
-"""Facts, summaries and embeddings as documents, with an index of the vectors in memory."""
+"""The memory of agents, preferences, facts, summaries and embeddings as documents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+from ..._core.codec.json import MAX_WHOLE, decode, encode
 from ..._core.validation import must
 from ..._engines.base import Op
-from ..base.knowledge import KnowledgeStore
+from ..base.knowledge import KnowledgeStore, MemoryStore, PreferencesStore
 from ..documents.base import PAGE, Collection, Document, Entry, retry_conflicts
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
-from .arguments import check_link, check_model, choice, id_text, seconds_of, stored_key
-from .base import DocumentBackedStore, of_space
+from .arguments import check_link, check_model, choice, escaped, id_text, original, seconds_of, stored_key
+from .base import MEMORY, PREFERENCE, DocumentBackedStore, of_space
 from .embeddings import MAX_VECTORS, Vectors
 
 _INDEXED_SPACES = 64  # whose vectors are in memory at the same time, at most
@@ -170,3 +171,69 @@ def _unlink(links: Collection, stored: Document | None) -> list[Op]:
 def _check_limit(limit: object) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise must("limit", "be an integer of at least 0", limit)
+
+
+class StoredMemory(DocumentBackedStore, MemoryStore):
+    """Stores values by key. A value is encoded as JSON text."""
+
+    async def get(self, key: str, scope: Scope | None = None) -> Any | None:
+        found = await self.home.table(scope, MEMORY).get(stored_key(key))
+        return None if found is None else decode(found.text)
+
+    async def set(self, key: str, value: Any, scope: Scope | None = None) -> None:
+        table = self.home.table(scope, MEMORY)
+        await table.write(table.put(_entry(stored_key(key), value)))
+
+    async def change(self, key: str, fn: Callable[[Any | None], Any], scope: Scope | None = None) -> Any:
+        document_key, new_value = stored_key(key), None
+
+        def changed(stored: Document | None) -> Entry:
+            nonlocal new_value
+            new_value = fn(None if stored is None else decode(stored.text))
+            return _entry(document_key, new_value)
+
+        await self.home.table(scope, MEMORY).change(document_key, changed)
+        return new_value
+
+    async def delete(self, key: str, scope: Scope | None = None) -> bool:
+        table = self.home.table(scope, MEMORY)
+        [existed] = await table.write(table.delete(stored_key(key)))
+        return bool(existed)
+
+    async def list_keys(self, scope: Scope | None = None, prefix: str | None = None) -> list[str]:
+        if not isinstance(prefix, str | None):
+            raise must("prefix", "be a string or None", prefix)
+        found = await self.home.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
+        return sorted(original(each.key) for each in found)
+
+    async def clear(self, scope: Scope | None = None) -> None:
+        table = self.home.table(scope, MEMORY)
+        await table.write(table.clear())
+
+
+def _entry(key: str, value: Any) -> Entry:
+    return Entry(key, encode(value, max_bytes=MAX_WHOLE), rank=0.0)
+
+
+class StoredPreferences(DocumentBackedStore, PreferencesStore):
+    """Stores preferences by key. A value is encoded as JSON text."""
+
+    async def get(self, key: str, scope: Scope | None = None) -> Any | None:
+        found = await self._table(scope).get(stored_key(key))
+        return None if found is None else decode(found.text)
+
+    async def set(self, key: str, value: Any, scope: Scope | None = None) -> None:
+        table = self._table(scope)
+        await table.write(table.put(Entry(stored_key(key), encode(value), rank=0.0)))
+
+    async def delete(self, key: str, scope: Scope | None = None) -> bool:
+        table = self._table(scope)
+        [existed] = await table.write(table.delete(stored_key(key)))
+        return bool(existed)
+
+    async def get_all(self, scope: Scope | None = None) -> dict[str, Any]:
+        found = await self._table(scope).find()
+        return {key: decode(text) for key, text in sorted((original(each.key), each.text) for each in found)}
+
+    def _table(self, scope: Scope | None) -> Collection:
+        return self.home.table(scope, PREFERENCE, Scope.GLOBAL)

@@ -12,10 +12,9 @@ from ..._engines.base import Op
 from ...errors import InvalidArgument
 from ..documents.base import Collection, Document, Entry, retry_conflicts
 from ..model_codec import model_of, text_of
-from ..models import Task, new_id
-from ..task_order import find_cycle
+from ..models import Task, find_cycle, new_id
+from .base import IdentityMap, three_way_merge
 from .change_log import ChangeLog
-from .three_way_merge import IdentityMap, three_way_merge
 
 
 @dataclass

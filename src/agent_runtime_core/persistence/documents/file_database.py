@@ -33,11 +33,9 @@ from ..._engines.base import FENCE_OPS, FENCE_REPLAYS, NotApplied
 from ..._engines.commit_request import CommitRequest
 from ...errors import LeaseLost, StorageBusy, StorageCorrupt, StorageError
 from .base import Document, Query
-from .file_directory import DRAFTS, DurableDirectory, storage_errors
-from .file_format import VERSION, sealed, unsealed
+from .file_directory import DRAFTS, LOCK, DurableDirectory, locked, storage_errors
+from .file_format import VERSION, sealed, text_of, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
-from .file_lock import LOCK, locked
-from .file_names import text_of
 from .file_transaction import SPACE_NAME, Changes, FileTransaction
 from .operations import APPLIED, OPS
 

@@ -1,19 +1,13 @@
-"""The format of a document's file: three lines of JSON that a person can read and search.
-
-    {"v": 1, "key": "theme", "group": "", "version": 3, "expires": null, "mark": 4503599627370,
-    "value": {"dark":true},
-    "crc": "1c291ca3"}
-
-`mark` is a random id of the write. The text of the document is stored unchanged as "value" if it is JSON on one line.
-Any other text is stored as the string "text" in place of "value".
-"""
+"""The files of documents: their names, and their format of three lines that a person can read and search."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zlib
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from ..._core.codec.json import loads_strict
 from ...errors import StorageCorrupt, StorageTooNew
@@ -119,3 +113,71 @@ def _corrupt(path: str, reason: str) -> StorageCorrupt:
     return StorageCorrupt(
         f"{path} cannot be read: {reason}. It was not modified. Restore it from a backup, or move it away."
     )
+
+
+LONGEST: Final = 110  # characters of a part. With a rank it must fit into the 255 that most file systems allow
+_PREFIX: Final = 60  # characters of a long name before its hash
+
+_PLAIN: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_-])?")
+_DEVICES: Final = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
+_SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-.")
+_NAME: Final = re.compile(r"(-?(?:[0-9][0-9.e+-]*|inf))([~@](?:[a-z0-9_.%-]*))\.json")
+_MAX_INTEGRAL: Final = 1e15  # integral ranks below it are written as integers
+
+
+def part(text: str) -> str:
+    """Return the part of a path for any text."""
+    if len(text) <= LONGEST and _PLAIN.fullmatch(text) and not _DEVICES.fullmatch(text):
+        return text
+    data = text.encode("utf-8", "surrogatepass")
+    last = len(data) - 1
+    escaped = "".join(
+        chr(byte) if byte in _SAFE and (chr(byte) not in "-." or 0 < position < last) else f"%{byte:02x}"
+        for position, byte in enumerate(data)
+    )
+    if _DEVICES.fullmatch(escaped):
+        escaped = f"%{data[0]:02x}{escaped[1:]}"
+    if len(escaped) > LONGEST:
+        return f"{escaped[:_PREFIX]}%%{hashlib.sha256(data).hexdigest()[:32]}"
+    return escaped or "%"
+
+
+def text_of(part: str) -> str | None:
+    """Undo `part`. None: the part has a hash, and only the file contains the text."""
+    if "%" not in part:
+        return part
+    if part == "%":
+        return ""
+    return None if "%%" in part else unquote_to_bytes(part).decode("utf-8", "surrogatepass")
+
+
+def ident(key: str, group: str) -> str:
+    """Return the ident of a document: the part of its file name that is unique in the directory of its group."""
+    if group and key.startswith(f"{group}/"):
+        return f"@{part(key[len(group) + 1 :])}"
+    return f"~{part(key)}"
+
+
+def key_of(ident: str, group: str | None) -> str | None:
+    """Return the key of an ident in a group. None: the name has a hash, and only the file contains the key."""
+    text = text_of(ident[1:])
+    if text is None or ident[0] == "~":
+        return text
+    return None if group is None else f"{group}/{text}"
+
+
+def name_of(rank: float, ident: str) -> str:
+    """Return the name of a document's file."""
+    is_integral = -_MAX_INTEGRAL < rank < _MAX_INTEGRAL and rank == int(rank)
+    return f"{int(rank):06d}{ident}.json" if is_integral else f"{rank!r}{ident}.json"
+
+
+def parsed(name: str) -> tuple[float, str] | None:
+    """Return (rank, ident) of the name of a document's file. None: it is another file."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    try:
+        return float(found[1]), found[2]
+    except ValueError:
+        return None

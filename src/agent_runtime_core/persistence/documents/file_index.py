@@ -20,8 +20,7 @@ from ..._core.clock import SYSTEM
 from ...errors import StorageCorrupt, StorageError
 from .base import Query
 from .file_directory import DurableDirectory
-from .file_format import VERSION, FileRecord, decode_record, sealed, unsealed
-from .file_names import ident, key_of, parsed, part, text_of
+from .file_format import VERSION, FileRecord, decode_record, ident, key_of, parsed, part, sealed, text_of, unsealed
 
 DOCUMENTS: Final = "documents"
 LAST: Final = "~last"

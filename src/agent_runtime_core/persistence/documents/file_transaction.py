@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 from ...errors import StorageCorrupt, StorageError
 from .base import Document, Entry, next_rank
 from .file_directory import DurableDirectory
-from .file_format import VERSION, FileRecord, encode_record, sealed, unsealed
+from .file_format import VERSION, FileRecord, encode_record, ident, name_of, part, sealed, text_of, unsealed
 from .file_index import DOCUMENTS, DocumentFile, NameIndex, directory_of, group_part, last_file, last_record
-from .file_names import ident, name_of, part, text_of
 from .operations import DocumentTransaction
 
 FENCES: Final = "fences"
