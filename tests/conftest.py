@@ -11,13 +11,13 @@ import itertools
 import os
 import re
 import signal
-import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.support.cases import close_files, forget
 from tests.support.redis_servers import RedisCluster, RedisServer
 
 #: They import the engine itself, which needs the redis package.
@@ -129,29 +129,16 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith(("AGENT_RUNTIME_", "COVERAGE_PROCESS")) or name in {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"}:
             monkeypatch.delenv(name)
     yield
-    # Only what the test itself loaded: importing the library here would hide what its import costs.
-    if registry := sys.modules.get("agent_runtime_core.registry"):
-        registry.clear_registry()
-    if config := sys.modules.get("agent_runtime_core.config"):
-        config.reset_config()
-    if manager := sys.modules.get("agent_runtime_core.persistence.manager"):
-        vars(manager)["_default"] = manager._Default()
+    forget()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Close the SQLite files that a test has left open.
-
-    The next test whose directory has the same name would get the engine of the deleted file.
-    """
+    """Close the SQLite files that a test has left open."""
     try:
         return (yield)
     finally:
-        if (module := sys.modules.get("agent_runtime_core._engines.sqlite.engine")) is not None:
-            for engine in [*module.SQLiteEngine._open.values()]:
-                while not engine._closed:
-                    engine.close_now()
-            module.SQLiteEngine._open.clear()
+        close_files()
 
 
 @pytest.fixture(scope="session")

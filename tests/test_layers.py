@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import for_each
+
 ROOT = "agent_runtime_core"
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / ROOT
@@ -456,7 +458,7 @@ def test_adapters_of_other_people_import_promised_packages_only() -> None:
                 assert (node.module or "").split(".")[1] in FOR_ADAPTERS, f"{path.name}: {node.module}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "text", "problem"),
     [
         ("errors.py", "from ._core.clock import Clock", "'errors' imports '_core', which is above it"),

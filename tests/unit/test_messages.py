@@ -47,6 +47,7 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.orchestrator import Orchestrator, OrchestratorSettings, RunCreate
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
 from agent_runtime_core.registry import Registry
+from tests.support.cases import for_each
 from tests.support.messages import Triggered, error_of, literal_messages, problems_of
 
 
@@ -979,7 +980,7 @@ STATES: list[Triggered] = [
 ]
 
 
-@pytest.mark.parametrize("row", [*ARGUMENTS, *OF_RUNNERS, *OF_CONTEXTS, *STATES], ids=lambda row: row.message[:60])
+@for_each("row", [*ARGUMENTS, *OF_RUNNERS, *OF_CONTEXTS, *STATES], ids=lambda row: row.message[:60])
 async def test_a_triggered_error_has_the_shape_the_value_and_the_fix(
     row: Triggered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -991,7 +992,7 @@ async def test_a_triggered_error_has_the_shape_the_value_and_the_fix(
 # -- the check itself
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "wrong"),
     [
         ("deadline must be a datetime, got 'x'.", []),

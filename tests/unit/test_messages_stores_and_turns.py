@@ -45,6 +45,7 @@ from agent_runtime_core.turns.events import EventEnvelope, StepResultChunk, Turn
 from agent_runtime_core.turns.hooks import Hooks
 from agent_runtime_core.turns.personality import PackSet, PersonalityPackManager
 from agent_runtime_core.turns.personality_instance import PersonalityInstance
+from tests.support.cases import for_each
 from tests.support.messages import VALUE_ERRORS, Triggered, error_of, literal_messages, problems_of
 
 ONE, TWO = UUID(int=1), UUID(int=2)
@@ -511,7 +512,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("row", [*STORES, *TURNS, *SETTINGS, *PLANS], ids=lambda row: row.message[:60])
+@for_each("row", [*STORES, *TURNS, *SETTINGS, *PLANS], ids=lambda row: row.message[:60])
 async def test_a_message_has_the_shape(row: Triggered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     error = await error_of(row)

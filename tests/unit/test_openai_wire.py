@@ -51,6 +51,7 @@ from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
 from agent_runtime_core.runner import AgentRunner, RunnerConfig  # noqa: E402
 from agent_runtime_core.tools.registry import ToolRegistry  # noqa: E402
+from tests.support.cases import for_each  # noqa: E402
 from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"
@@ -255,7 +256,7 @@ async def test_text_and_usage() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("told", "usage"),
     [
         (None, {}),
@@ -701,8 +702,8 @@ async def test_a_refusal_in_a_part_of_the_content_has_its_words() -> None:
     assert response.message["content"] == parts
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
+@for_each("streamed", [False, True], ids=["whole", "streamed"])
+@for_each(
     ("said", "reason"),
     [
         ("stop", "stop"),
@@ -759,7 +760,7 @@ async def test_an_empty_answer_or_system_prompt_is_not_sent(message: dict[str, A
     assert bodies[0]["messages"] == [*ASK, *ASK]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "sent"),
     [
         ('{"p": 1}', {"p": 1}),
@@ -1014,7 +1015,7 @@ def error(code: Any, message: str = "no", kind: str | None = None) -> dict[str, 
     return {"error": {"message": message, "type": kind, "code": code}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "kind", "retriable"),
     [
         (script(error("rate_limit_exceeded"), status=429), RateLimited, True),
@@ -1050,7 +1051,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
     assert (caught.value.provider, caught.value.model) == ("openai", "gpt-4o")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "kind"),
     [
         (stream(STREAMED[1], error("server_error")), ProviderUnavailable),

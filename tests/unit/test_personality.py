@@ -19,6 +19,7 @@ from agent_runtime_core.testing import MockLLMClient, VirtualClock
 from agent_runtime_core.tools import ToolRegistry, tool
 from agent_runtime_core.turns import MemorySettings, PersonalityInstance, PersonalityPackManager, Sampling
 from agent_runtime_core.turns.settings_files import Reading, read_until_stable
+from tests.support.cases import for_each
 
 FULL = """
 name = "helper"
@@ -240,7 +241,7 @@ def test_only_names_in_braces_are_replaced(tmp_path: Path) -> None:
         instance.prompt("greting")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["{{a.b}}", "{{a[0]}}", "{{ a|b }}", "{{a()}}", "{a}", "{{}}", "{{ä}}", "{% a %}", "${a}", "{{1}}", "{{a\n}}"],
 )
@@ -260,7 +261,7 @@ def test_values_are_texts_or_numbers() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("", "helper/pack.toml: name must be set, got no name. Add name = 'helper'"),

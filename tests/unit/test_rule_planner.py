@@ -12,6 +12,7 @@ from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rule_planner
 from agent_runtime_core.planning.arithmetic_requests import read_arithmetic
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
+from tests.support.cases import for_each
 from tests.support.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
 
 TODOS = Tool(
@@ -123,7 +124,7 @@ async def test_what_is_no_sum_for_one_of_its_words_is_not_read_as_one(
     assert len(texts) <= asked
 
 
-@pytest.mark.parametrize(("prompt", "part"), REFUSED)
+@for_each(("prompt", "part"), REFUSED)
 async def test_what_nothing_matches_is_told_with_what_would(prompt: str, part: str) -> None:
     with pytest.raises(PlanningError) as refused:
         await made(prompt)

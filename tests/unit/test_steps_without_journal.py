@@ -18,6 +18,7 @@ from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepE
 from agent_runtime_core.interfaces import EventType, RunContext
 from agent_runtime_core.steps import ExecutionState, State, Step, StepExecutor, StepResult, StepStatus
 from agent_runtime_core.testing import MockRunContext
+from tests.support.cases import for_each
 
 KEY = "_step_executor_state"
 
@@ -628,7 +629,7 @@ def test_a_step_has_the_defaults_of_the_signature() -> None:
     assert (step.retry_on, step.backoff, step.on_in_doubt, step.returns) == (Exception, None, "retry", None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         ({"name": ""}, "step name must be a non-empty string, got ''"),
