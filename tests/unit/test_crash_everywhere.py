@@ -299,8 +299,15 @@ async def test_an_agent_with_tools() -> None:
     assert model.get_call_count() > 2 * (report.kills / 2)
 
 
-@pytest.mark.parametrize("handoff", [False, True])
-@pytest.mark.parametrize("asked_first", [False, True])
+@pytest.mark.parametrize(
+    ("handoff", "asked_first"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_tool_that_is_another_agent(handoff: bool, asked_first: bool) -> None:
     """Its events are told once, and so is what the agent says behind them."""
 
