@@ -83,11 +83,7 @@ def replay(size: Size) -> Iterator[Line]:
                     async with aclosing(runner.event_bus.subscribe(run_id, 0)) as events:  # noqa: B023
                         return await _rate(events, 0, total)  # noqa: B023
 
-                rate, beside = in_turns(
-                    size.rounds(7),
-                    lambda: loop.run(streamed()),
-                    lambda: loop.run(subscribed()),
-                )
+                rate, beside = in_turns(size.rounds(7), lambda: loop.run(streamed()), lambda: loop.run(subscribed()))
                 loop.run(runner.close())
             yield Line(f"runner.stream of {total} events, {name}", rate, "/s", least=size.bar(REPLAYED[name]),
                        beside=beside, note="bus.subscribe")  # fmt: skip

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import for_each
+
 SOURCE = Path(__file__).parents[1] / "src" / "agent_runtime_core"
 
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "unittest", "random"}
@@ -127,7 +129,7 @@ def test_the_library_uses_nothing_banned() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "import pickle",
@@ -164,7 +166,7 @@ def test_a_banned_use_is_found(text: str) -> None:
     assert len(banned(text)) == 1, banned(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "db.execute('SELECT ?', (1,))",
@@ -249,10 +251,7 @@ OPENERS = {
     "bz2", "codecs", "dbm", "filecmp", "fileinput", "gzip", "linecache", "lzma", "mmap", "shutil", "tarfile",
     "tempfile", "tokenize", "zipfile",
 }  # fmt: skip
-OPENING = {
-    "os": {"open", "fdopen", "popen", "truncate", "posix_spawn"},
-    "io": {"open", "open_code", "FileIO"},
-}
+OPENING = {"os": {"open", "fdopen", "popen", "truncate", "posix_spawn"}, "io": {"open", "open_code", "FileIO"}}
 #: Whose `open` is one of ours: classes, and objects of them.
 OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|writer|manager)$")
 PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
@@ -293,7 +292,7 @@ def test_files_are_opened_only_where_none_can_be_a_database() -> None:
     assert found == OPENS
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "open(db)",

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import for_each
+
 ROOT = "agent_runtime_core"
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / ROOT
@@ -49,12 +51,7 @@ ROWS: dict[str, list[str]] = {
         "arguments log",
         "redaction timeouts",
     ],
-    "_core.codec": [
-        "tagged type_hints",
-        "json",
-        "json_slices models plain",
-        "typed",
-    ],
+    "_core.codec": ["tagged type_hints", "json", "json_slices models plain", "typed"],
     "_engines": [
         "base notifier os_errors",
         "commit_request memory shared_engine",
@@ -71,12 +68,7 @@ ROWS: dict[str, list[str]] = {
         "engine",
         "read_only",
     ],
-    "_engines.redis": [
-        "script url",
-        "connection safety_checks",
-        "notifier pipeline",
-        "engine",
-    ],
+    "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
         "records",
         "blocking_claims live_claims payload_fields transitions",
@@ -84,20 +76,9 @@ ROWS: dict[str, list[str]] = {
         "redis_find sqlite_find",
         "memory redis sqlite",
     ],
-    "events": [
-        "event",
-        "subscriptions",
-        "base",
-        "memory redis sqlite",
-    ],
-    "state": [
-        "base",
-        "memory redis sqlite",
-    ],
-    "_journal": [
-        "record",
-        "memory redis sqlite",
-    ],
+    "events": ["event", "subscriptions", "base", "memory redis sqlite"],
+    "state": ["base", "memory redis sqlite"],
+    "_journal": ["record", "memory redis sqlite"],
     "persistence": [
         "fencing models vectors",
         "chat_format documents message_tree model_codec",
@@ -164,13 +145,7 @@ ROWS: dict[str, list[str]] = {
         "runner",
         "open_run reencryption resume_check tenants",
     ],
-    "steps": [
-        "model",
-        "graph step_list",
-        "sequence worker_pool",
-        "graph_run map_run",
-        "executor",
-    ],
+    "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run map_run", "executor"],
     "loop": [
         "answers model_settings received state trimming",
         "session",
@@ -184,12 +159,7 @@ ROWS: dict[str, list[str]] = {
         "_openai_durable _openai_session langgraph pydantic_ai",
         "openai_agents",
     ],
-    "planning": [
-        "memory_operations recorded_client references",
-        "plan",
-        "executor llm_planner rule_planner",
-        "agent",
-    ],
+    "planning": ["memory_operations recorded_client references", "plan", "executor llm_planner rule_planner", "agent"],
     "turns": [
         "events hooks personality_instance turn",
         "context_manager event_topics pack_reader planner",
@@ -224,11 +194,7 @@ ROWS: dict[str, list[str]] = {
         "export timeline visibility",
         "read_routes",
     ],
-    "inspector": [
-        "local_server redaction script_bundle",
-        "html_file",
-        "export",
-    ],
+    "inspector": ["local_server redaction script_bundle", "html_file", "export"],
     "cli": [
         "app_loader arguments output store",
         "check conformance control dead_letters doctor export inspect parser reencrypt runs submit tenants worker",
@@ -281,14 +247,7 @@ LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
 SHORTEST_MODULE = 40  # code lines of a module with a single user
 
 #: Most private modules of other packages that these packages import. Less is better: they are to use promised names.
-PRIVATE: dict[str, int] = {
-    "server": 31,
-    "inspector": 26,
-    "integrations": 17,
-    "cli": 18,
-    "turns": 21,
-    "planning": 16,
-}
+PRIVATE: dict[str, int] = {"server": 31, "inspector": 26, "integrations": 17, "cli": 18, "turns": 21, "planning": 16}
 
 #: What a module loads when it is first used, although its package is not above the other package.
 AGAINST = {
@@ -589,17 +548,13 @@ def test_adapters_of_other_people_import_promised_packages_only() -> None:
                 assert (node.module or "").split(".")[1] in FOR_ADAPTERS, f"{path.name}: {node.module}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "text", "problem"),
     [
         ("errors.py", "from ._core.clock import Clock", "'errors' imports '_core', which is above it"),
         ("status.py", "from .retry import Backoff", "'status' imports 'retry', which is above it"),
         ("tools/tool.py", "from ..interfaces import RunContext", "'tools' imports 'interfaces', which is above it"),
-        (
-            "queue/base.py",
-            "from ..interfaces import RunContext",
-            "'queue' imports 'interfaces', which is in",
-        ),
+        ("queue/base.py", "from ..interfaces import RunContext", "'queue' imports 'interfaces', which is in"),
         ("queue/base.py", "import agent_runtime_core.events.base", "'queue' imports 'events', which is above it"),
         (
             "_engines/memory.py",

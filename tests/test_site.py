@@ -6,9 +6,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
 from scripts import site_check, site_pages
+from tests.support.cases import for_each
 from tests.support.pages import ROOT
 
 DOCS = ROOT / "docs"
@@ -118,7 +117,7 @@ def test_hooks_of_pre_commit_fetch_nothing() -> None:
     assert set(re.findall(r"language: (\S+)", config)) == {"system"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("page", "link", "expected"),
     [
         ("docs/guide/redis.md", "[a](../reference/errors.md#x)", "[a](../reference/errors.md#x)"),
@@ -192,7 +191,7 @@ def test_a_good_site_has_no_problems(tmp_path: Path) -> None:
     assert site_check.main(site) == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         '<a href="gone.html">x</a>',

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "slow"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--durations=10"]
-PARALLEL = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+PARALLEL = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", "--no-loadscope-reorder"]
 #: Extras that are for contributors.
 TOOLS = {"all", "dev", "docs"}
 #: Packages of `dev` that these tests need besides the extras.

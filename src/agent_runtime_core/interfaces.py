@@ -568,12 +568,7 @@ class LLMClient(ABC):
 
     @abstractmethod
     def stream(
-        self,
-        messages: list[Any],
-        *,
-        model: str | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
+        self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         """Yield the answer in chunks, as an async generator; the last one has the complete `response`.
 

@@ -243,10 +243,7 @@ class Orchestrator:
         tenant: str | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of the run for a request, in the span with that W3C `traceparent`. Nothing is stored."""
-        input_ = {
-            "messages": [{"role": "user", "content": request.prompt}],
-            "params": {"max_steps": request.max_steps},
-        }
+        input_ = {"messages": [{"role": "user", "content": request.prompt}], "params": {"max_steps": request.max_steps}}
         return self.runner.new_run(
             self.agent, input_, idempotency_key=idempotency_key, traceparent=traceparent, tenant=tenant
         )  # fmt: skip

@@ -24,8 +24,8 @@ def _measured(name: str, where: Path, rows: report.Rows = run.ROWS) -> dict[str,
     return found
 
 
-#: Rows that start many processes or browsers, to measure what other rows measure in this process.
-SLOW = {"http", "inspector"}
+#: Rows over 3 s of processor time, or that start many processes or browsers. They are measured as the other rows are.
+SLOW = {"conversation", "http", "inspector", "jobs", "loop", "memory", "payload", "replay"}
 NAMES = [name for name in run.ROWS if name not in {*run.PARTS, "chain", "imports"}]
 
 
@@ -44,7 +44,9 @@ def test_a_row_measures_something(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", growth.ROWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in growth.ROWS]
+)
 def test_a_row_of_growth_measures_something(name: str, tmp_path: Path) -> None:
     lines = _measured(name, tmp_path, growth.ROWS)
     assert lines

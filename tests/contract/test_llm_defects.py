@@ -19,10 +19,7 @@ from agent_runtime_core.errors import (
     StreamCut,
 )
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from agent_runtime_core.testing.contracts import (
-    llm,
-    llm_answers,
-)
+from agent_runtime_core.testing.contracts import llm, llm_answers
 from agent_runtime_core.testing.contracts.llm import Case, HttpError, Make, Reply
 from tests.contract.third_party.their_client import Part, Provider, TheirClient, make, scripted
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.testing.contracts.persistence.tasks import (
-    CASES,
-    Case,
-    Make,
-    check,
-)
+from agent_runtime_core.testing.contracts.persistence.tasks import CASES, Case, Make, check
 from tests.contract.persistence.stores import SHARED, maker
 from tests.contract.persistence.tasks import BUILT_IN, claims_are_not_supported
 from tests.contract.third_party.plain_records import DEFECTS, PlainTasks

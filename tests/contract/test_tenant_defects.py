@@ -15,14 +15,7 @@ from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowl
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Collection
 from agent_runtime_core.persistence.models import Scope
-from agent_runtime_core.testing.contracts.persistence import (
-    audit,
-    conversations,
-    knowledge,
-    memory,
-    preferences,
-    tasks,
-)
+from agent_runtime_core.testing.contracts.persistence import audit, conversations, knowledge, memory, preferences, tasks
 
 STORES: dict[type[DocumentBackedStore], list[Any]] = {
     StoredMemory: [memory.tenants_use_the_same_keys_apart],

@@ -19,13 +19,7 @@ from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager
 from agent_runtime_core.planning import Plan, PlanStep
 from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.tools import ToolRegistry
-from agent_runtime_core.turns import (
-    EventPublisherSubscriber,
-    ProviderSteps,
-    StepRequest,
-    StepResultChunk,
-    TurnManager,
-)
+from agent_runtime_core.turns import EventPublisherSubscriber, ProviderSteps, StepRequest, StepResultChunk, TurnManager
 from tests.support.fault_runs import REDIS, Store
 
 DEADLINE = 1000.0

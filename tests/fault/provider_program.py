@@ -16,13 +16,7 @@ from typing import Any
 from agent_runtime_core import AgentRunner, RunnerConfig
 from agent_runtime_core.planning import Plan, PlanStep, StepKind
 from agent_runtime_core.planning.plan import BasePlanner
-from agent_runtime_core.turns import (
-    EventPublisherSubscriber,
-    ProviderSteps,
-    StepRequest,
-    StepResultChunk,
-    TurnManager,
-)
+from agent_runtime_core.turns import EventPublisherSubscriber, ProviderSteps, StepRequest, StepResultChunk, TurnManager
 
 
 class TwoCalls(BasePlanner):

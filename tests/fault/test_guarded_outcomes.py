@@ -560,17 +560,20 @@ class Orders:
 LATE = ("returns", "late", "late, own error", "killed")
 
 
+@pytest.mark.parametrize("seeds", [12, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tries", [1, 3])
 @pytest.mark.parametrize("fates", [LATE, (*LATE, "never booked"), (*LATE, "never booked", "fails")], ids=len)
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_orders_under_one_name(kind: str, fates: Sequence[str], tries: int, keyed: bool, tmp_path: Path) -> None:
+async def test_orders_under_one_name(
+    kind: str, fates: Sequence[str], tries: int, keyed: bool, seeds: int, tmp_path: Path
+) -> None:
     """Each order is paid once and has its own receipt, in whatever order payments are late, fail and are killed.
 
     Without a key, the position of a call may be that of another order after a failure: then the run fails.
     """
     clock, mismatches = VirtualClock(), 0
     async with store(kind, tmp_path, clock) as here:
-        for seed in range(40):
+        for seed in range(seeds):
             orders = Orders(seed, fates, tries=tries, keyed=keyed)
             here.agent(f"a{seed}", orders)
             with noted(f"seed {seed}"):
@@ -584,7 +587,7 @@ async def test_orders_under_one_name(kind: str, fates: Sequence[str], tries: int
                 assert result.status == "succeeded", result.error
                 assert result.final_output["value"] == {"1": 1, "2": 2, "3": 3, "4": 4}
                 assert orders.paid == {1: 1, 2: 1, 3: 1, 4: 1}
-    assert mismatches <= 10
+    assert mismatches <= seeds // 4
 
 
 async def test_a_fork_that_repeats_a_refused_call_is_refused_again(kind: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits of the agent loop over 1,000 generated runs that are stopped anywhere, taken up again, and have children.
+"""Limits of the agent loop over generated runs that are stopped anywhere, taken up again, and have children.
 
 All runs are made once; each test looks at one thing that has to hold of every one of them.
 """
@@ -34,7 +34,7 @@ from tests.support.scripted_model import Scripted, asks, call
 #: The runs are made once for all of the tests, so one process of pytest-xdist gets them all.
 pytestmark = pytest.mark.xdist_group("loop limits")
 
-RUNS, MANY_RUNS = 400, 2000
+RUNS, MANY_RUNS = 200, 2000
 ON_DISK = 20  # one in so many is on SQLite, half of those through open_run
 INTERRUPTIONS = 5
 LONGEST = 7  # turns after which a script answers
@@ -413,12 +413,12 @@ def test_they_are_what_this_is_about(runs: list[Run]) -> None:
         name for run in runs for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")
         if run.result and run.result.error and run.result.error.message.startswith(f"limit reached: {name}=")
     )  # fmt: skip
-    assert min(told[name] for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")) >= 10, told
-    assert sum(run.lives > 1 for run in runs) >= 80
-    assert sum("helper" in run.runs.values() for run in runs) >= 120
-    assert sum(run.doubtful for run in runs) >= 40
+    assert min(told[name] for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")) >= 5, told
+    assert sum(run.lives > 1 for run in runs) >= 40
+    assert sum("helper" in run.runs.values() for run in runs) >= 60
+    assert sum(run.doubtful for run in runs) >= 20
     stops = Counter(how for run in runs for how in run.interruptions)
-    assert min(stops[how] for how in ("raised", "cancelled", "gone")) >= 40, stops
+    assert min(stops[how] for how in ("raised", "cancelled", "gone")) >= 20, stops
     assert {run.door for run in runs} == {"here", "worker", "open"}
 
 
@@ -435,12 +435,12 @@ def test_no_call_of_the_model_is_begun_once_a_limit_is_reached(runs: list[Run], 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_cost_usd"])
 def test_estimates_count_against_a_limit_that_says_so(runs: list[Run], limit: str) -> None:
-    assert sum(run.doubtful and run.limits.count_estimates for run in runs) >= 20
+    assert sum(run.doubtful and run.limits.count_estimates for run in runs) >= 10
     none([(run, what) for run in runs for what in run.wrong if what.startswith(f"asked beyond {limit} with")])
 
 
 def test_no_limit_is_reached_by_estimates_alone_unless_it_counts_them(runs: list[Run]) -> None:
-    assert sum(run.doubtful and not run.limits.count_estimates for run in runs) >= 20
+    assert sum(run.doubtful and not run.limits.count_estimates for run in runs) >= 10
     wrong = []
     for run in runs:
         assert run.result is not None
@@ -522,7 +522,7 @@ def test_the_usage_told_is_the_sum_of_what_was_recorded(runs: list[Run], doubt: 
 
 
 def test_a_run_that_ended_at_a_limit_makes_no_call_when_it_is_taken_up_again(runs: list[Run]) -> None:
-    assert sum(run.door == "here" and run.error == "LimitExceeded" for run in runs) >= 40
+    assert sum(run.door == "here" and run.error == "LimitExceeded" for run in runs) >= 20
     none([(run, run.again) for run in runs if run.again])
 
 

@@ -12,13 +12,7 @@ import pytest
 from agent_runtime_core import open_run, tool
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core.agents import ToolCallingAgent
-from agent_runtime_core.errors import (
-    CircuitOpen,
-    LimitExceeded,
-    ProviderError,
-    ProviderUnavailable,
-    RateLimited,
-)
+from agent_runtime_core.errors import CircuitOpen, LimitExceeded, ProviderError, ProviderUnavailable, RateLimited
 from agent_runtime_core.interfaces import AgentRuntime, LLMClient, LLMResponse, LLMStreamChunk, RunContext, RunResult
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool, run_turn_loop

@@ -71,7 +71,7 @@ async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
 
 @pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
 @pytest.mark.parametrize("kind", backends(["sqlite", "redis"], default=["sqlite"]))
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["before", pytest.param("at", marks=pytest.mark.slow), "after"])
 @pytest.mark.parametrize(
     ("killed", "at_its"),
     [("turn", "last"), ("provider", "first"), ("provider", "last"), ("both", "first"), ("both", "last")],

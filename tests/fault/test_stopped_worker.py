@@ -132,9 +132,7 @@ def refused(child: Child, places: list[str]) -> None:
 
 
 @ENGINES
-async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
-    places: list[str],
-) -> None:
+async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(places: list[str]) -> None:
     async with open_runner(places) as runner:
         await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
         with Child("fenced", json.dumps(places)) as child:

@@ -245,8 +245,7 @@ async def test_what_a_relay_has_copied_starts_no_turn_again(place: Place, runner
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["localhost:8090", "iggy+tcp://localhost", "iggy+udp://a:b@localhost", "iggy+tcp://a@localhost", 5],
+    "url", ["localhost:8090", "iggy+tcp://localhost", "iggy+udp://a:b@localhost", "iggy+tcp://a@localhost", 5]
 )
 async def test_a_wrong_url_is_rejected_without_its_password(runner: AgentRunner, url: Any) -> None:
     topics = EventPublisherSubscriber(runner.event_bus, runner.state_store)

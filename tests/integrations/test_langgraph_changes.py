@@ -15,15 +15,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from agent_runtime_core import (
-    AgentRunner,
-    AgentRuntime,
-    JournalMismatch,
-    RunContext,
-    RunResult,
-    current_run,
-    open_run,
-)
+from agent_runtime_core import AgentRunner, AgentRuntime, JournalMismatch, RunContext, RunResult, current_run, open_run
 from agent_runtime_core.integrations.langgraph import AgentRuntimeSaver, run_graph
 
 Build = Callable[[Any], object]  # adds nodes and edges to a builder

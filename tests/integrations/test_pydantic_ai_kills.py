@@ -18,5 +18,6 @@ def test_recorded_calls_of_an_agent_are_not_repeated(tmp_path: Path) -> None:
     assert check_kills("tests.integrations.pydantic_ai_program", STORE, tmp_path) == CALLS
 
 
+@pytest.mark.slow  # repeats the kind above
 def test_recorded_calls_of_run_sync_are_not_repeated(tmp_path: Path) -> None:
     assert check_kills("tests.integrations.pydantic_ai_sync_program", STORE, tmp_path) == CALLS

@@ -107,9 +107,7 @@ async def test_a_live_run_is_cancelled_once(client: httpx.AsyncClient, runner: A
     assert unknown.status_code == 404
 
 
-async def test_a_request_that_waits_ends_a_run_whose_lease_passes_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_waits_ends_a_run_whose_lease_passes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime_core.runner.run_client.CHECK_INTERVAL", 0.01)
     clock = VirtualClock()
     async with Rig(None, clock) as rig:

@@ -250,13 +250,12 @@ async def test_only_a_caller_who_may_read_its_first_run_may_name_a_conversation(
     finished: bool, names: tuple[str, ...], stored: AgentRunner
 ) -> None:
     app = _tenants(stored)
+    first = {
+        "agent": "chats", "run_id": "first", "metadata": {"user": "ada"}, "conversation_id": names[0],
+        "input": {"messages": [_said("my card is 4111")]},
+    }  # fmt: skip
     async with client_of(app, "ada") as ada, client_of(app, "ben") as ben, client_of(app, "root") as root:
-        first = await ada.post(
-            f"{API}/runs",
-            json={"agent": "chats", "run_id": "first", "metadata": {"user": "ada"}, "conversation_id": names[0],
-                  "input": {"messages": [_said("my card is 4111")]}},
-        )  # fmt: skip
-        assert first.status_code == 201
+        assert (await ada.post(f"{API}/runs", json=first)).status_code == 201
         if finished:
             await stored.run_once()
         before = len(await stored.runs())
@@ -272,12 +271,7 @@ async def test_only_a_caller_who_may_read_its_first_run_may_name_a_conversation(
             assert (await way(ada, "ada", names[0])).status_code == 201
             for name in OTHER:
                 assert (await way(ben, "ben", f"{name}{way.__name__}")).status_code == 201
-        repeated = await ada.post(
-            f"{API}/runs",
-            json={"agent": "chats", "run_id": "first", "metadata": {"user": "ada"}, "conversation_id": names[0],
-                  "input": {"messages": [_said("my card is 4111")]}},
-        )  # fmt: skip
-        assert repeated.status_code == 200
+        assert (await ada.post(f"{API}/runs", json=first)).status_code == 200
         listed = (await ben.get(f"{API}/runs", params={"conversation": names[0]})).json()["items"]
         assert listed == []
     assert len(await stored.runs()) > before

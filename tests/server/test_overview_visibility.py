@@ -108,11 +108,7 @@ def _api_routes(app: FastAPI) -> Iterator[tuple[str, str]]:
 
 
 #: Bodies with which a request reaches its run.
-BODIES: dict[str, Any] = {
-    "/approvals/{name}": {"answer": True},
-    "/messages": {"message": "hi"},
-    "/signals/{name}": 1,
-}
+BODIES: dict[str, Any] = {"/approvals/{name}": {"answer": True}, "/messages": {"message": "hi"}, "/signals/{name}": 1}
 
 
 async def test_every_route_hides_a_hidden_run(app: FastAPI, runner: AgentRunner) -> None:

@@ -25,6 +25,7 @@ from agent_runtime_core.server.settings import ServerSettings
 from tests.server.conftest import LiveServer, client_of, echo
 from tests.server.documented import documented
 from tests.support.backends import backends
+from tests.support.cases import for_each
 from tests.support.fault_runs import eventually
 from tests.support.redis_servers import RedisServer
 from tests.support.runs import Script
@@ -75,8 +76,7 @@ async def test_a_run_belongs_to_the_trace_of_its_request(
 
 
 @pytest.mark.sentence(
-    "003",
-    "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`",
+    "003", "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`"
 )
 async def test_a_prompt_completes_as_in_spec_003(client: httpx.AsyncClient, orchestrator: Orchestrator) -> None:
     async with client, orchestrator:
@@ -186,7 +186,7 @@ async def test_a_result_is_202_until_the_run_has_finished(client: httpx.AsyncCli
         Outcome.model_validate(each.json())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "seconds"),
     [
         (None, 0), ("", 0), ("wait", 0), ("wait=x", 0), ("wait=-1", 0), ("wait=5", 5), ("Wait = 7", 7),

@@ -34,7 +34,8 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
     response_schema_conformance,
 )
 
-EXAMPLES: Final = 30  # for each operation, of each kind
+EXAMPLES: Final = 10  # for each operation, of each kind
+MANY_EXAMPLES: Final = 60
 LEFT_OUT: Final = ("/events", "/session", "/socket")  # streams, and sign-in
 CHECKS: Final = [
     not_a_server_error, content_type_conformance, response_headers_conformance, response_schema_conformance,
@@ -78,9 +79,10 @@ async def with_runs(path: Path) -> list[str]:
     return ["done", "a/failed one", "asks", "pending", str(planned.run_id), turn.id]
 
 
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY_EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 async def test_every_answer_is_documented(
-    mode: GenerationMode, tmp_path: Path, live_server: Callable[..., LiveServer]
+    mode: GenerationMode, examples: int, tmp_path: Path, live_server: Callable[..., LiveServer]
 ) -> None:
     ids = await with_runs(tmp_path / "agents.db")
     runner = opened(tmp_path / "agents.db")
@@ -89,24 +91,24 @@ async def test_every_answer_is_documented(
         authenticate=Tokens([Token.of(TOKEN)]), settings=ServerSettings(request_burst=10**6),
     )  # fmt: skip
     server = live_server(app)
-    await asyncio.to_thread(call_all, mode, server.url, ids)
+    await asyncio.to_thread(call_all, mode, examples, server.url, ids)
 
 
-def call_all(mode: GenerationMode, url: str, ids: list[str]) -> None:
+def call_all(mode: GenerationMode, examples: int, url: str, ids: list[str]) -> None:
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers=AUTH)
     operations = [each.ok() for each in schema.get_all_operations()]
     chosen = [each for each in operations if not each.path.endswith(LEFT_OUT)]
-    succeeded = [each.path for each in chosen if call(each, mode, url, ids)]
+    succeeded = [each.path for each in chosen if call(each, mode, examples, url, ids)]
     assert mode is GenerationMode.NEGATIVE or len(succeeded) >= 10, succeeded
 
 
-def call(operation: Any, mode: GenerationMode, url: str, ids: list[str]) -> bool:
+def call(operation: Any, mode: GenerationMode, examples: int, url: str, ids: list[str]) -> bool:
     """Call an operation many times. Return whether one of the calls succeeded."""
     documented = {int(code) for code in operation.definition.raw["responses"] if code.isdigit()} | BEFORE_ROUTES
     statuses: set[int] = set()
 
     @settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=examples, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(case=operation.as_strategy(generation_mode=mode), known=st.sampled_from([None, *ids]))

@@ -73,8 +73,7 @@ def completed(client: httpx.Client, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.sentence(
-    "003",
-    "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`",
+    "003", "`RunResponse`: `run_id`, `status`, `steps`, `result`, `error`, `created_at`, `updated_at`"
 )
 @pytest.mark.sentence("003", "A step entry has `step_number`, `tool_name`, `tool_input`, `result`, `attempt`")
 @pytest.mark.sentence("003", "`POST /runs` answers 201")

@@ -189,10 +189,7 @@ async def test_an_unknown_or_hidden_run_is_not_found(gated: Gated, make_app: Cal
 
 async def test_the_number_of_streams_is_limited(gated: Gated, make_app: Callable[..., Any]) -> None:
     running = await gated.start("r")
-    for settings, status in (
-        (ServerSettings(max_streams=1), 503),
-        (ServerSettings(max_streams_per_caller=1), 429),
-    ):
+    for settings, status in ((ServerSettings(max_streams=1), 503), (ServerSettings(max_streams_per_caller=1), 429)):
         async with serving(make_app(settings=settings)) as port, client_at(port) as client:
             async with following(client, "r") as frames:
                 await anext(frames)

@@ -291,6 +291,12 @@ def _refused(run_id: str) -> int:
     return 422 if UUID(run_id).version == 5 else 409
 
 
+def _assert_refused(answer: Any, run_id: str) -> None:
+    assert answer.status_code == _refused(run_id), answer.text
+    if answer.status_code == 409:
+        assert answer.json()["detail"] == "The run id or idempotency key is in use. Use another one."
+
+
 @OWNERS
 async def test_new_runs_with_the_names_of_others(
     app: FastAPI, runner: AgentRunner, tmp_path: Path, owner: str | None
@@ -306,10 +312,8 @@ async def test_new_runs_with_the_names_of_others(
                 await ben.post(f"{API}/turns", json={"text": "hi", "turn_id": run_id}),
             ]
             for each in answers:
-                assert each.status_code == _refused(run_id), each.text
+                _assert_refused(each, run_id)
                 assert SECRET not in each.text
-                if each.status_code == 409:
-                    assert each.json()["detail"] == "The run id or idempotency key is in use. Use another one."
         assert _stored(tmp_path / "runs.db") == before
         for key in ("order", "a/b", "broken"):
             line = f"line of {key}"
@@ -325,9 +329,7 @@ async def test_new_runs_with_the_names_of_others(
             assert new.json()["tenant"] == "ben"
             for run_id in named.ids:
                 fork = await ben.post(f"{API}/runs/{quote(key, safe='')}/fork", json={"new_run_id": run_id})
-                assert fork.status_code == _refused(run_id), fork.text
-                if fork.status_code == 409:
-                    assert fork.json()["detail"] == "The run id or idempotency key is in use. Use another one."
+                _assert_refused(fork, run_id)
         assert {_refused(run_id) for run_id in named.ids} == {409, 422}
         turn = await ben.post(f"{API}/turns", json={"text": "hi", "turn_id": "turn-1"})
         assert turn.status_code == 201, turn.text

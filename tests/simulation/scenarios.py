@@ -46,9 +46,10 @@ CLIENTS = ("client0", "client1")
 COLLECT = 20  # worlds between collections of their garbage: within one there is little
 #: Seeds that miss a safeguard for which the search from 0 takes long. Where they miss it no more, the search is made.
 SEEDS_TRIED_FIRST = {
-    "adopt": (518,), "alone": (30,), "defer": (23,), "delayed": (124,), "digests": (50,), "inside": (32,),
-    "limit": (18,), "liveness": (157,), "member": (105,), "once": (56,), "own": (79,), "publish": (16,),
-    "set back": (92,), "terminal": (100,), "woken": (459,),
+    "adopt": (518,), "alone": (30,), "child": (14,), "count": (10,), "cursor": (3,), "defer": (23,), "delayed": (124,),
+    "digests": (50,), "effects": (3,), "inside": (32,), "limit": (18,), "liveness": (157,), "member": (105,),
+    "once": (81,), "order": (2,), "own": (79,), "publish": (52,), "rollback": (10,), "set back": (455,),
+    "terminal": (100,), "woken": (459,),
 }  # fmt: skip
 
 PATIENCE = 120.0  # virtual seconds after the last fault in which every run must have ended

@@ -22,6 +22,7 @@ from agent_runtime_core.persistence import PersistenceConfig
 from agent_runtime_core.persistence.manager import PersistenceManager
 from agent_runtime_core.testing import MockRunContext, crash_everywhere
 from agent_runtime_core.tracing.spans import SpanBuilder
+from tests.support.cases import for_each
 from tests.support.runs import Rig
 
 TYPES = sorted(RUNNER_TYPES)
@@ -51,7 +52,7 @@ def test_only_the_types_that_the_runner_publishes_are_marked() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [*EventType, *TYPES, "run.progress", "run.", "mine"])
+@for_each("kind", [*EventType, *TYPES, "run.progress", "run.", "mine"])
 async def test_a_mock_context_records_every_type(kind: EventType | str) -> None:
     ctx = MockRunContext()
     with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from agent_runtime_core import ToolRegistry
 from agent_runtime_core.errors import BadArguments, InvalidArgument
 from agent_runtime_core.tools import Tool
 from agent_runtime_core.tools.structured_output import Output
+from tests.support.cases import for_each
 
 
 class About:
@@ -67,7 +68,7 @@ async def run(made: Tool, **arguments: Any) -> Any:
     return await tools.execute("fn", arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "expected"),
     [
         (Annotated[int, "how many"], {"type": "integer", "description": "how many"}),
@@ -140,7 +141,7 @@ async def test_a_field_as_the_default() -> None:
             await run(by_hand)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "default", "expected"),
     [
         (str, None, {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}),

@@ -21,6 +21,7 @@ from agent_runtime_core.runner import open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import LLMEvaluator, MockLLMClient, MockRunContext
 from agent_runtime_core.tools.tool import Tool
+from tests.support.cases import for_each
 from tests.support.scripted_model import Scripted, asks, call
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -44,7 +45,7 @@ class _Reason(enum.Enum):
     SAFETY = "SAFETY"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "reason"),
     [
         ("length", "length"),
@@ -77,7 +78,7 @@ def test_finish_reasons_of_providers_have_one_spelling(given: Any, reason: str) 
     assert normal_reason(given) == reason
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "finish", "flaws"),  # flaws: without and with accept_truncated
     [
         ({"content": "done"}, "stop", (None, None)),
@@ -141,9 +142,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "kind", "words", "response"), CASES)
+@for_each("typed", [False, True])
+@for_each("stream", [False, True])
+@for_each(("given", "kind", "words", "response"), CASES)
 async def test_an_incomplete_answer_fails_the_run_after_one_request(
     given: LLMResponse, kind: str, words: str, response: str | None, stream: bool, typed: bool, tmp_path: Path
 ) -> None:
@@ -290,8 +291,8 @@ async def test_a_judge_that_was_truncated_before_its_verdict_raises(text: str) -
 NAMED = {"type": "function", "function": {"name": "write"}}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["required", "any", NAMED, {"type": "any"}, {"type": "tool", "name": "write"}])
+@for_each("stream", [False, True])
+@for_each("choice", ["required", "any", NAMED, {"type": "any"}, {"type": "tool", "name": "write"}])
 async def test_a_forced_choice_applies_until_a_tool_was_called(choice: Any, stream: bool) -> None:
     client = Scripted(asks(call("write", {"path": "a"})), asks(call("write", {"path": "b"}, "c2")), "done")
     registry = ToolRegistry()
@@ -307,10 +308,7 @@ async def test_a_forced_choice_applies_until_a_tool_was_called(choice: Any, stre
         ("auto", "auto"),
         ("none", "none"),
         ({"type": "auto"}, {"type": "auto"}),
-        (
-            {"type": "any", "disable_parallel_tool_use": True},
-            {"type": "auto", "disable_parallel_tool_use": True},
-        ),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"type": "auto", "disable_parallel_tool_use": True}),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [1]}},
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [1]}},

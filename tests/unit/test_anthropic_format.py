@@ -21,6 +21,7 @@ from agent_runtime_core.llm._anthropic_options import (
 )
 from agent_runtime_core.llm._anthropic_response import Assembly, answer_of, parsed_input, usage_of
 from agent_runtime_core.llm._openai_format import ids_in, incoming, outgoing
+from tests.support.cases import for_each
 
 HELLO = {"role": "user", "content": "hello"}
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -120,7 +121,7 @@ def test_no_arguments_are_an_empty_input(nothing: Any) -> None:
     assert turns(said(call(nothing)))[0]["content"][0]["input"] == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "sent"),
     [
         *(
@@ -382,11 +383,7 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "Kö
 
 def test_a_plain_answer_needs_nothing_beside_openais_format() -> None:
     message = answered([{"type": "text", "text": "see", "citations": None}, {**USE, "caller": {"type": "direct"}}])
-    assert message == {
-        "role": "assistant",
-        "content": "see",
-        "tool_calls": [call('{"at": "Köln", "n": null}')],
-    }
+    assert message == {"role": "assistant", "content": "see", "tool_calls": [call('{"at": "Köln", "n": null}')]}
     assert turns(message)[0]["content"] == [{"type": "text", "text": "see"}, USE]
 
 
@@ -438,7 +435,7 @@ def test_blank_text_is_part_of_the_answer_but_not_sent_back() -> None:
     assert turns(thinking)[0]["content"] == [THOUGHT, USE]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stop", "finish"),
     [
         ("end_turn", "stop"),
@@ -731,7 +728,7 @@ def test_a_part_of_a_block_that_never_began_is_the_providers_fault() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("start", "deltas", "given"),
     [
         ({"p": "x"}, [], {"p": "x"}),

@@ -38,6 +38,7 @@ from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
+from tests.support.cases import for_each
 from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream
 
 anthropic = pytest.importorskip("anthropic")
@@ -501,7 +502,7 @@ async def test_a_typed_answer_with_bounds_is_checked_and_repaired_here(stream: b
 # Errors.
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("status", "kind", "message", "wanted"),
     [
         (400, "invalid_request_error", "messages: too odd", RequestRefused),
@@ -571,7 +572,7 @@ PAGE = """<html><head><title>502 Bad Gateway</title><style>b {color: red}</style
 <body><script>track("x")</script><h1>Bad&nbsp;Gateway</h1><p>try &amp; wait</p></body></html>"""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("body", "words"),
     [
         ({"message": "The model is not ready."}, "The model is not ready."),

@@ -13,6 +13,7 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.tools import CalculatorTool, ToolResult
 from agent_runtime_core.tools.calculator import calculate
+from tests.support.cases import for_each
 
 
 async def run(**arguments: Any) -> ToolResult:
@@ -42,7 +43,7 @@ async def test_an_operation(operation: str, a: Any, b: Any, output: Any) -> None
     assert type(result.output) is type(output)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "value"),
     [
         ("(3+4)*2", 14),
@@ -166,7 +167,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
+@for_each("text", HOSTILE, ids=lambda text: ascii(text[:20]))
 async def test_what_is_no_arithmetic_or_too_much_is_refused_at_once(text: str) -> None:
     result = await run(expression=text)
     assert result.success is False
@@ -213,7 +214,7 @@ async def test_a_call_that_does_not_fit_is_told(arguments: dict[str, Any], error
     assert error in (result.error or "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("expression", "wanted"),
     [
         ("1e200 % 3.1", 0.2), ("1e200 // 3.1", 3.2258064516129033e199), ("1 % 1e-300", 0.0), ("1e300 % 7", 1.0),

@@ -33,6 +33,7 @@ from agent_runtime_core.persistence.models import (
     TaskState,
     ToolCall,
 )
+from tests.support.cases import for_each
 from tests.support.store_0_5_2 import LIST, OTHER, RUN, TALK, id_of, message, write, write_old_store
 
 ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
@@ -331,7 +332,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@for_each(("field", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 async def test_a_task_that_save_refuses_is_named_and_stops_no_other(field: str, value: Any, tmp_path: Path) -> None:
     directory = write_old_store(tmp_path)
     path = directory / "tasks" / f"{LIST}.json"
@@ -367,7 +368,7 @@ def changed(name: str, fields: list[tuple[str, Any]]) -> list[tuple[str, dict[st
     return [(name, {field: value}) for field, value in fields]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "change"),
     [
         *changed(

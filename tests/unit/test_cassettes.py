@@ -28,6 +28,7 @@ from agent_runtime_core.testing import (
 )
 from agent_runtime_core.testing.models import chunks_of
 from agent_runtime_core.tools import Tool, ToolRegistry
+from tests.support.cases import for_each
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOLS = [MockTool("add").to_openai_format()]
@@ -93,8 +94,8 @@ async def test_the_file_is_whole_after_every_answer(tmp_path: Path) -> None:
     assert len(client.cassette.exchanges) == 21
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@for_each("streamed", [False, True])
+@for_each("order", [*itertools.permutations(range(3))])
 async def test_equal_concurrent_requests_keep_their_order(
     order: tuple[int, ...], streamed: bool, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ from agent_runtime_core.llm._circuit_breaker import SHARED, Breakers
 from agent_runtime_core.llm._client import RETRY_BUDGET, ChatClient, Retries, RetryBudget, forbid_remote
 from agent_runtime_core.llm._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.support.cases import for_each
 
 ASK = [{"role": "user", "content": "hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -242,7 +243,7 @@ async def _attempt(how: str, client: ChatClient, given: list[LLMStreamChunk]) ->
     return await client.generate(ASK, stream=how == "drain")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+@for_each("fault", FAULTS, ids=lambda fault: fault.what)
 async def test_forty_faults_end_as_the_table_says(fault: Fault) -> None:
     client, wire, clock = _client(*fault.script, timeouts=fault.timeouts, retries=fault.retries)
     given: list[LLMStreamChunk] = []
@@ -460,8 +461,8 @@ def test_retries_that_make_no_sense_are_refused(name: str, value: Any) -> None:
         Retries(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["connect", "first_byte", "between_chunks", "total"])
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, True, "10", None])
+@for_each("name", ["connect", "first_byte", "between_chunks", "total"])
+@for_each("seconds", [0, -1, math.nan, True, "10", None])
 def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
     with pytest.raises(
         InvalidArgument, match=f"{name} must be a number of seconds above 0, or math.inf, got {seconds!r}"

@@ -24,6 +24,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.llm._circuit_breaker import RECHECK, Breakers, CircuitPermit, Key
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.support.cases import for_each
 
 KEY: Key = ("openai", "https://api.example/v1", "gpt-4o")
 
@@ -194,7 +195,7 @@ def test_what_is_well_again_is_not_kept_in_the_table() -> None:
     assert breakers._circuits == {}
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each("seed", range(50))
 def test_an_outage_costs_one_probe_a_window(seed: int) -> None:
     """Up to 20 calls at a time come and go at random for two hours, and the provider is down for a part of them."""
     chance, clock = random.Random(seed), VirtualClock()

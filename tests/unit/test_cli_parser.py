@@ -18,6 +18,7 @@ import pytest
 from agent_runtime_core.cli.arguments import point_in_time, retention, seconds_in
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.parser import Parser, parsed, parser
+from tests.support.cases import for_each
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ def test_the_parser_has_the_commands() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@for_each("name", PARSERS)
 def test_each_argument_has_help(name: str) -> None:
     command = PARSERS[name]
     assert command.description
@@ -60,7 +61,7 @@ def examples(command: argparse.ArgumentParser) -> list[str]:
     return re.findall(r"^  agent-runtime (.*)$", command.epilog or "", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@for_each("name", PARSERS)
 def test_each_command_has_an_example_that_parses(name: str) -> None:
     found = examples(PARSERS[name])
     assert found
@@ -71,7 +72,7 @@ def test_each_command_has_an_example_that_parses(name: str) -> None:
             assert args.command == COMMANDS[name].get_default("command"), "an example of this very command"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_each_command_has_json_and_is_there(name: str) -> None:
     assert "--json" in COMMANDS[name].format_usage()
     module, _, function = COMMANDS[name].get_default("command").partition(":")
@@ -79,7 +80,7 @@ def test_each_command_has_json_and_is_there(name: str) -> None:
     assert inspect.iscoroutinefunction(found)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_each_command_for_runs_has_the_option_of_their_tenant(name: str) -> None:
     names_runs = any(action.metavar == "RUN" for action in COMMANDS[name]._actions)
     if names_runs or name in ("submit", "runs", "dead list"):
@@ -155,7 +156,7 @@ def test_parsers_of_commands_report_errors_themselves() -> None:
 # -- durations and times
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "seconds"),
     [
         ("25", 25), ("0", 0), ("1e3", 1000), ("2.5", 2.5), ("500ms", 0.5), ("25s", 25), ("10m", 600), ("12h", 43_200),
@@ -167,7 +168,7 @@ def test_a_duration(text: str, seconds: float) -> None:
     assert seconds_in(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["", "s", "-1", "-1s", "1x", "30m1h", "1h1h", "1h-30m", "1h 30m", "inf", "nan", "1e400", "1,5s", "h1"]
 )
 def test_what_is_no_duration(text: str) -> None:

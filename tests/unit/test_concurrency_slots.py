@@ -180,9 +180,7 @@ async def test_a_run_that_waits_for_a_slot_hears_that_it_is_cancelled_or_lost(pl
         assert here.slots.waiting == {}
 
 
-async def test_what_waits_for_a_slot_is_given_back_at_once_where_the_worker_is_told_to_stop(
-    place: Path | None,
-) -> None:
+async def test_what_waits_for_a_slot_is_given_back_at_once_where_the_worker_is_told_to_stop(place: Path | None) -> None:
     async with worker(place, grace_seconds=1e9) as here:
         crew = here.crew
         await here.waiting("a", "b")

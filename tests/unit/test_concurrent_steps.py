@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._execution.recorded_calls import RecordedCalls
-from agent_runtime_core.errors import (
-    JournalMismatch,
-    StepExecutionError,
-)
+from agent_runtime_core.errors import JournalMismatch, StepExecutionError
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.support.runs import Rig, Script, twice
 

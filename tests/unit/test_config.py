@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime_core.config import RuntimeConfig, configure, get_config, place_of, reset_config, variable_of
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
+from tests.support.cases import for_each
 
 
 def test_the_defaults() -> None:
@@ -147,7 +148,7 @@ def test_an_unknown_setting_of_a_configuration_made_by_hand_names_the_nearest() 
         RuntimeConfig(lease_seconds=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "text"),
     [
         ("MAX_RETRIES", "three"),
@@ -171,7 +172,7 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
         configure()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("max_retries", -1),

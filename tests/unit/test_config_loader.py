@@ -57,8 +57,7 @@ def pack(folder: Path, name: str, text: str = "") -> None:
 
 
 @pytest.mark.sentence(
-    "001",
-    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+    "001", "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings"
 )
 def test_every_section_becomes_one_typed_value(path: Path) -> None:
     settings = loader_of(path, FULL).current
@@ -103,8 +102,7 @@ SOURCES = ("pack", "file", "environment", "program")
 
 
 @pytest.mark.sentence(
-    "001",
-    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+    "001", "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings"
 )
 @pytest.mark.parametrize("given", range(16))
 def test_the_order_of_the_sources(path: Path, tmp_path: Path, given: int) -> None:
@@ -133,8 +131,7 @@ def test_the_model_of_a_pack_is_not_asked_of_another_provider(path: Path, tmp_pa
 
 
 @pytest.mark.sentence(
-    "001",
-    "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings",
+    "001", "ConfigLoader: load & hot-reload `config.toml`, env-vars, personality defaults; expose typed settings"
 )
 def test_the_default_personality_of_the_file_and_of_the_environment(path: Path, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
@@ -194,10 +191,7 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "[runtime]\nmax_retries = 'three'\n",
-            r"^config.toml: \[runtime\] max_retries must be an int.*, got 'three'",
-        ),
+        ("[runtime]\nmax_retries = 'three'\n", r"^config.toml: \[runtime\] max_retries must be an int.*, got 'three'"),
         ("[runtime]\nmax_retries = true\n", r"^config.toml: \[runtime\] max_retries must be .*, got True"),
         ("[runtime]\npark_after = nan\n", r"^config.toml: \[runtime\] park_after must be .*, got nan"),
         (

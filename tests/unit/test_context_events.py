@@ -9,10 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core.errors import (
-    InvalidArgument,
-    UnserialisableResult,
-)
+from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.interfaces import EventType, RunContext, Tool, ToolRegistry
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockRunContext

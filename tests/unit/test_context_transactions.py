@@ -27,6 +27,7 @@ from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
+from tests.support.cases import for_each
 from tests.support.runs import Rig, Script, soon, twice
 from tests.unit.test_engine_sqlite import held
 
@@ -156,7 +157,7 @@ DENIED: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("sql", DENIED)
+@for_each("sql", DENIED)
 async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, sql: str) -> None:
     schema = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
@@ -228,7 +229,7 @@ def keeps(what: Any) -> Any:
     return fn
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "use"),
     [(lambda conn: conn, lambda conn: conn.execute("INSERT INTO money VALUES (1)")),
      (lambda conn: conn, lambda conn: conn.executemany("INSERT INTO money VALUES (?)", [(1,)])),
@@ -243,7 +244,7 @@ def keeps(what: Any) -> Any:
      (lambda conn: (row for row in conn.execute("SELECT 1")), next),
      (lambda conn: conn.execute, lambda execute: execute("INSERT INTO money VALUES (1)"))],
 )  # fmt: skip
-@pytest.mark.parametrize("where", ["task", "thread"])
+@for_each("where", ["task", "thread"])
 async def test_what_a_transaction_was_given_is_refused_after_it(
     tmp_path: Path, what: Any, use: Any, where: str
 ) -> None:
@@ -272,10 +273,8 @@ async def test_another_thread_does_not_use_a_transaction_while_it_runs(tmp_path:
         assert "'t' must not be used in another thread" in await rig.value(lambda ctx: ctx.transaction("t", fn))
 
 
-@pytest.mark.parametrize(
-    "call", ["commit", "rollback", "close", "cursor", "executescript", "set_authorizer", "blobopen"]
-)
-@pytest.mark.parametrize("of", ["connection", "cursor.connection"])
+@for_each("call", ["commit", "rollback", "close", "cursor", "executescript", "set_authorizer", "blobopen"])
+@for_each("of", ["connection", "cursor.connection"])
 async def test_a_transaction_is_not_ended_by_its_function(tmp_path: Path, call: str, of: str) -> None:
     def fn(conn: Any) -> None:
         getattr(conn if of == "connection" else conn.execute("SELECT 1").connection, call)()

@@ -12,12 +12,7 @@ import pytest
 
 from agent_runtime_core._execution import waits
 from agent_runtime_core._execution.mailbox import MailboxReader
-from agent_runtime_core.errors import (
-    InvalidArgument,
-    RunFailed,
-    StorageFull,
-    WaitTimeout,
-)
+from agent_runtime_core.errors import InvalidArgument, RunFailed, StorageFull, WaitTimeout
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import memory
 from agent_runtime_core.testing import VirtualClock

@@ -32,15 +32,8 @@ from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.state.memory import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.testing import (
-    CrashReport,
-    MockLLMClient,
-    MockLLMResponse,
-    crash_everywhere,
-)
-from agent_runtime_core.testing import (
-    simulated_process as lives,
-)
+from agent_runtime_core.testing import CrashReport, MockLLMClient, MockLLMResponse, crash_everywhere
+from agent_runtime_core.testing import simulated_process as lives
 from agent_runtime_core.testing.crash_points import CrashPoint, KillableEngine
 from agent_runtime_core.testing.crash_test import event_log_errors
 from agent_runtime_core.testing.simulated_process import SimulatedProcess
@@ -299,8 +292,15 @@ async def test_an_agent_with_tools() -> None:
     assert model.get_call_count() > 2 * (report.kills / 2)
 
 
-@pytest.mark.parametrize("handoff", [False, True])
-@pytest.mark.parametrize("asked_first", [False, True])
+@pytest.mark.parametrize(
+    ("handoff", "asked_first"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_tool_that_is_another_agent(handoff: bool, asked_first: bool) -> None:
     """Its events are told once, and so is what the agent says behind them."""
 

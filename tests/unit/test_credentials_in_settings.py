@@ -26,6 +26,7 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.tracing import get_trace_sink
 from agent_runtime_core.turns.settings import PersonalitySettings, Sources
+from tests.support.cases import for_each
 
 CANARY = "canary"
 WRITTEN = (
@@ -115,9 +116,7 @@ SHOWN = [
     pytest.param(name, options, written, marks=[pytest.mark.slow] if number % EVERY else [])
     for number, (written, options, name) in enumerate(
         itertools.product(
-            WRITTEN,
-            [[], ["--json"]],
-            ["queue_backend", "trace_sinks", "sqlite_path", "default_model", "model_prices"],
+            WRITTEN, [[], ["--json"]], ["queue_backend", "trace_sinks", "sqlite_path", "default_model", "model_prices"]
         )
     )
 ]
@@ -137,7 +136,7 @@ def test_doctor_shows_no_password(
     assert CANARY not in f"{out}{err}{caplog.text}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "package.module:Class", "a:model", "llama3:8b", "ada@example.com", "claude@20250101", "host:6379", "worker-1",

@@ -32,6 +32,7 @@ from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.tools import ToolRegistry
+from tests.support.cases import for_each
 from tests.support.fault_runs import Agent, settings
 
 CHAT = "room 7"
@@ -511,8 +512,8 @@ TOOL_CALL = {
 TOOL_RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found"}
 
 
-@pytest.mark.parametrize("text", ["", "I look."])
-@pytest.mark.parametrize(
+@for_each("text", ["", "I look."])
+@for_each(
     "sent",
     [
         pytest.param([0, 1, 2, 3], id="everything"),

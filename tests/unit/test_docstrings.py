@@ -162,10 +162,7 @@ def test_every_heading_of_parameters(heading: str) -> None:
     assert read_docstring(f"Look.\n\n{heading}\n---\ncity: str\n    The city.\n\nIt is slow.") == expected
 
 
-@pytest.mark.parametrize(
-    "heading",
-    ["Returns", "Yields", "Raises", "Example", "Examples", "See Also"],
-)
+@pytest.mark.parametrize("heading", ["Returns", "Yields", "Raises", "Example", "Examples", "See Also"])
 def test_every_heading_of_something_else(heading: str) -> None:
     expected = ("Look.\n\nIt is slow.", {"city": "The city."})
     assert read_docstring(f"Look.\n\nArgs:\n    city: The city.\n\n{heading}:\n    x: y\n\nIt is slow.") == expected

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import RunFailed
+from tests.support.backends import backends
 from tests.support.random_payments import History, Node, numbered
 from tests.support.reencryption import KINDS, Place, place_of
 from tests.support.runs import Script
@@ -77,7 +78,7 @@ async def test_a_child_in_doubt_that_is_called_again_does_not_pay_again(policy: 
 
 @pytest.mark.parametrize("ending", ["kill", "drain", "leave"])
 @pytest.mark.parametrize("policy", ["fail", "review", "check"])
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", backends(["memory", "sqlite"], default=["memory"]))
 async def test_it_does_not_pay_again_wherever_a_process_ends(
     kind: str, policy: str, ending: str, tmp_path: Path
 ) -> None:

@@ -193,6 +193,14 @@ def played(kind: str, examples: int) -> None:
     holds()
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("memory", 40), ("sqlite", 8)])
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        ("memory", 20),
+        ("sqlite", 4),
+        pytest.param("memory", 200, marks=pytest.mark.slow),
+        pytest.param("sqlite", 40, marks=pytest.mark.slow),
+    ],
+)
 def test_no_payment_is_made_twice(kind: str, examples: int) -> None:
     played(kind, examples)

@@ -13,6 +13,7 @@ from agent_runtime_core._core.codec.json import MAX_BYTES, LargeValue, encode
 from agent_runtime_core._core.codec.json_slices import LARGE, NotSliced, slices
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.runner import open_run
+from tests.support.cases import for_each
 
 WORDS = ("plain ", 'says "no"\n', "é", "\U0001f600", "\\", "\x00", "\ud83d")
 
@@ -42,7 +43,7 @@ def sliced(value: Any, max_bytes: int = MAX_BYTES) -> list[str] | None:
         return None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each("seed", range(30))
 def test_slices_are_the_text_of_the_whole(seed: int) -> None:
     value = [tree(random.Random(seed), 3), {"a": tree(random.Random(-seed), 3)}]
     found = sliced(value)

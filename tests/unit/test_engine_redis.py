@@ -368,9 +368,7 @@ async def test_an_idle_connection_is_made_anew_after_a_restart(
         assert await asyncio.to_thread(engine.commit_from_thread, None, [Op("get", ("a",))]) == ["1"]
 
 
-async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "IDLE", 3600.0)  # however long the restart takes
     with RedisServer(appendonly="yes", appendfsync="always") as server, one(server.url) as engine:
         await put(engine, "a", "1")
@@ -420,9 +418,7 @@ async def test_a_user_who_may_end_no_connection_is_served() -> None:
             assert await put(engine, "a", "2") == "2"
 
 
-async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ANSWER", 0.3)
     with RedisServer() as server, one(server.url, 0.5) as engine:
         await put_at_last(engine, "a", "0")
@@ -1070,10 +1066,7 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
     await put(engine, "a", "0")
     await engine.close()
     await engine.close()
-    for use in (
-        lambda: engine.commit_from_thread(None, []),
-        lambda: engine.commit_nowait(None, []),
-    ):
+    for use in (lambda: engine.commit_from_thread(None, []), lambda: engine.commit_nowait(None, [])):
         with pytest.raises(StorageClosed, match="was closed"):
             use()
     with pytest.raises(StorageClosed, match="was closed"):

@@ -196,9 +196,7 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLit
     assert not any(batch.pending.waiting for batch in engine.writer.batches.values())
 
 
-async def test_no_answer_in_time_is_busy_and_is_not_written_late(
-    engine: SQLiteEngine,
-) -> None:
+async def test_no_answer_in_time_is_busy_and_is_not_written_late(engine: SQLiteEngine) -> None:
     engine.writer.committer.timeout = 0.04
     with held(engine):
         with pytest.raises(StorageBusy, match="The outcome of the write is unknown"):

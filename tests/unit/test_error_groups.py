@@ -51,6 +51,7 @@ from agent_runtime_core.testing import MockRunContext, VirtualClock
 from agent_runtime_core.tools.invocation import answer_call
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from tests.support.cases import for_each
 from tests.support.runs import Rig
 
 Wrap = Callable[[BaseException], Awaitable[None]]
@@ -146,8 +147,8 @@ async def _outcome(error: Exception, wrap: Wrap) -> Any:
         return info.status, info.attempt, row.failures, row.parked, info.reason, due, told, output
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
-@pytest.mark.parametrize("make", ERRORS, ids=map(_named, ERRORS))
+@for_each("wrap", WRAPS)
+@for_each("make", ERRORS, ids=map(_named, ERRORS))
 async def test_a_run_ends_as_with_the_error_alone(make: Callable[[], Exception], wrap: Wrap) -> None:
     alone, grouped = await _outcome(make(), _raise), await _outcome(make(), wrap)
     if alone[3]:  # deferred: by up to a fifth more than asked for
@@ -254,15 +255,15 @@ ALLOW: list[Callable[[], Exception]] = [
 ]
 
 
-@pytest.mark.parametrize("other", ALLOW, ids=map(_named, ALLOW))
-@pytest.mark.parametrize("make", FORBID, ids=map(_named, FORBID))
+@for_each("other", ALLOW, ids=map(_named, ALLOW))
+@for_each("make", FORBID, ids=map(_named, FORBID))
 def test_what_forbids_a_retry_wins(make: Callable[[], Exception], other: Callable[[], Exception]) -> None:
     error = make()
     for errors in ([error, other()], [other(), error], [other(), ExceptionGroup("inner", [other(), error])]):
         assert deciding_error(ExceptionGroup("g", errors)) is error
 
 
-@pytest.mark.parametrize("kind", [*FINAL_ERRORS, *NEVER_RETRIED])
+@for_each("kind", [*FINAL_ERRORS, *NEVER_RETRIED])
 def test_all_that_is_never_retried_stands_before_what_is(kind: type[Exception]) -> None:
     error = kind.__new__(kind)
     assert deciding_error(ExceptionGroup("g", [ValueError("bad"), StorageBusy("away"), error])) is error
@@ -329,8 +330,8 @@ async def _tries(error: Exception, wrap: Wrap, path: Path, **policy: Any) -> tup
     return tries, raised
 
 
-@pytest.mark.parametrize("wrap", [in_task_group, in_nested_groups])
-@pytest.mark.parametrize("make", ERRORS, ids=map(_named, ERRORS))
+@for_each("wrap", [in_task_group, in_nested_groups])
+@for_each("make", ERRORS, ids=map(_named, ERRORS))
 async def test_a_step_is_tried_as_often_as_with_the_error_alone(
     make: Callable[[], Exception], wrap: Wrap, tmp_path: Path
 ) -> None:
@@ -459,10 +460,7 @@ async def test_a_failure_of_a_group_is_found_again_on_a_later_attempt(tmp_path: 
     assert "two of them (2 sub-exceptions): ValueError: bad; OSError: x" in str(again)
     assert isinstance(again.__cause__, ExceptionGroup)
     assert again.__cause__.message == "two of them"
-    assert [(type(each), text_of(each)) for each in leaves_of(again.__cause__)] == [
-        (ValueError, "bad"),
-        (OSError, "x"),
-    ]
+    assert [(type(each), text_of(each)) for each in leaves_of(again.__cause__)] == [(ValueError, "bad"), (OSError, "x")]
 
 
 class OwnGroup(ExceptionGroup[Exception]):

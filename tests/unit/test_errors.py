@@ -42,6 +42,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient, MockRunContext, RecordingLLMClient
 from agent_runtime_core.tools import Tool, ToolRegistry
 from agent_runtime_core.turns import ConfigLoader, PersonalityPackManager
+from tests.support.cases import for_each
 
 TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AgentRuntimeError)]
 
@@ -61,8 +62,8 @@ def piped(error: Any) -> Any:
     return pickle.loads(pickle.dumps(error))
 
 
-@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, piped], ids=lambda again: again.__name__)
+@for_each("kind", TREE, ids=lambda kind: kind.__name__)
+@for_each("again", [copy.copy, copy.deepcopy, piped], ids=lambda again: again.__name__)
 def test_a_copy_says_the_same(kind: type[AgentRuntimeError], again: Callable[[Any], Any]) -> None:
     error = made(kind)
     error.add_note("and so on")
@@ -100,7 +101,7 @@ def _deep() -> list[Any]:
     return value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "said"),
     [
         (1.5, "1.5"),
@@ -132,7 +133,7 @@ def test_what_cannot_be_used_is_refused_in_few_words(take: Callable[[Any], Any],
 HUGE = 10**400  # no float is as large: clocks and loops end on it with an OverflowError
 
 
-@pytest.mark.parametrize(
+@for_each(
     "take",
     [
         lambda: Step("a", print, timeout=HUGE),
@@ -160,8 +161,8 @@ def test_a_wrong_retry_delay_is_told_by_its_name() -> None:
         Step("a", print, retry_delay=-1)
 
 
-@pytest.mark.parametrize("path", [5, None, b"there.db", "a\0b", "\ud800", "", "y" * 10**6, Mute()], ids=range(8))
-@pytest.mark.parametrize(
+@for_each("path", [5, None, b"there.db", "a\0b", "\ud800", "", "y" * 10**6, Mute()], ids=range(8))
+@for_each(
     "take",
     [
         lambda path: SQLiteQueue(path) if path is not None else SQLiteQueue(""),
@@ -332,8 +333,8 @@ async def test_filters_and_data_that_are_none_are_refused_by_stores(
 LONG = "y" * 10**6
 
 
-@pytest.mark.parametrize("place", ["memory://", "sqlite:///kept.db"])
-@pytest.mark.parametrize("value", [["b"], 7, 10**5000, {"a": 1}, _deep(), Mute()], ids=range(6))
+@for_each("place", ["memory://", "sqlite:///kept.db"])
+@for_each("value", [["b"], 7, 10**5000, {"a": 1}, _deep(), Mute()], ids=range(6))
 async def test_a_message_that_leads_to_no_message_is_refused_and_breaks_no_conversation(
     place: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,8 +393,8 @@ async def test_ids_of_megabytes_are_not_repeated() -> None:
             assert len(str(refused.value)) < 300
 
 
-@pytest.mark.parametrize("place", ["memory://", "sqlite:///runs.db"])
-@pytest.mark.parametrize("value", [["x"], 2**63, "x\ud800", _deep(), Mute()], ids=range(5))
+@for_each("place", ["memory://", "sqlite:///runs.db"])
+@for_each("value", [["x"], 2**63, "x\ud800", _deep(), Mute()], ids=range(5))
 async def test_what_is_no_id_is_refused_by_runners_queues_and_states(
     place: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,8 +476,7 @@ def test_a_stand_in_for_litellm_needs_no_spec(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("passed", "shown"),
-    [(-3, "0 s"), (12.4, "12 s"), (60, "1 min"), (3599, "59 min"), (7300, "2 h"), (200_000, "2 d")],
+    ("passed", "shown"), [(-3, "0 s"), (12.4, "12 s"), (60, "1 min"), (3599, "59 min"), (7300, "2 h"), (200_000, "2 d")]
 )
 def test_a_busy_run_shows_a_date_and_how_long_ago_it_was(passed: float, shown: str) -> None:
     error = errors.RunBusy("order-7", "host-1", 1_764_000_000.25, ago=shown_duration(passed))

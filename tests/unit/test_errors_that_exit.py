@@ -19,6 +19,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from tests.support.cases import for_each
 from tests.support.runs import Rig, Script
 from tests.support.scripted_model import Scripted, asks, call
 
@@ -146,7 +147,7 @@ async def failed_alone(agent: AgentRuntime) -> None:
         await working
 
 
-@pytest.mark.parametrize("place", PLACES)
+@for_each("place", PLACES)
 async def test_an_error_that_exits_while_it_is_described_fails_its_run_alone(place: str) -> None:
     for make in ERRORS.values():
         await failed_alone(Fails(lambda ctx, make=make: PLACES[place](ctx, make)))  # type: ignore[misc]

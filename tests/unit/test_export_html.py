@@ -24,6 +24,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.steps import StepExecutor
 from agent_runtime_core.tools import Tool, ToolRegistry
+from tests.support.cases import for_each
 from tests.support.command_line import Commands
 from tests.support.hostile_texts import HOSTILE_TEXTS, STORABLE
 from tests.support.runs import Script
@@ -312,7 +313,7 @@ async def test_what_redact_keeps_has_the_same_shape() -> None:
                 assert path.endswith("/messages") or before.keys() == after.keys(), path
 
 
-@pytest.mark.parametrize("text", STORABLE)
+@for_each("text", STORABLE)
 def test_keys_and_types_of_any_form_are_left_out(text: str) -> None:
     row = {"key": f"k:{text}", "name": f"send[{text}]", "type": text, "tool": "t", "later_field": text,
            "error": {"type": text, "message": text, "also": text}, "attempts": [{"error": text}, text]}  # fmt: skip

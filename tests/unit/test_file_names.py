@@ -13,6 +13,7 @@ import pytest
 from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.file_format import ident, key_of, name_of, parsed, part, text_of
 from agent_runtime_core.persistence.documents.files import FileDocuments
+from tests.support.cases import for_each
 
 NASTY = [
     "../", "..", ".", "", "/", "\\", "/etc/passwd", "C:\\x", "c:", "\0", "a\0b", "\n", "a\r", "con", "CON", "con.txt",
@@ -58,15 +59,13 @@ def test_what_is_harmless_stays_itself(text: str) -> None:
     assert text_of(text) == text
 
 
-@pytest.mark.parametrize(
-    "rank", [0.0, 1.0, 999_999.0, 1e6, -3.0, 1.5, 1763799371.123456, 1e300, -1e-300, 1e15, 2.0**60]
-)
+@for_each("rank", [0.0, 1.0, 999_999.0, 1e6, -3.0, 1.5, 1763799371.123456, 1e300, -1e-300, 1e15, 2.0**60])
 def test_a_rank_comes_back_from_a_name(rank: float) -> None:
     for name in ("~theme", "@b%2f", "~", "~x%%00"):
         assert parsed(name_of(rank, name)) == (rank, name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "theme.json",

@@ -88,8 +88,7 @@ async def test_only_what_comes_after_the_step_runs(place: Path | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "ran"),
-    [("a", "bcd"), ("d", ""), (None, ""), (("c", 0), "d"), (("c", "0"), "d"), ("id", "cd")],
+    ("after", "ran"), [("a", "bcd"), ("d", ""), (None, ""), (("c", 0), "d"), (("c", "0"), "d"), ("id", "cd")]
 )
 async def test_a_step_is_named_in_several_ways(after: Any, ran: str, place: Path | None) -> None:
     log = Log()
@@ -144,10 +143,7 @@ async def test_of_several_steps_of_one_name_the_last_counts_unless_the_occurrenc
 async def test_a_step_that_is_not_recorded_is_refused_with_the_nearest() -> None:
     async with Rig() as rig:
         await rig.value(steps_of(Log(), ["fetch", "count", "fetch"]))
-        with pytest.raises(
-            InvalidArgument,
-            match=r"run 'r': unknown completed step 'fecth'\. Did you mean 'fetch'\?",
-        ):
+        with pytest.raises(InvalidArgument, match=r"run 'r': unknown completed step 'fecth'\. Did you mean 'fetch'\?"):
             await rig.runner.fork("r", "fecth")
         with pytest.raises(InvalidArgument, match=r"run 'r': unknown key of step 'fetch' '7'\. Known: 0, 1"):
             await rig.runner.fork("r", ("fetch", 7))

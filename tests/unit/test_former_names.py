@@ -17,6 +17,7 @@ from agent_runtime_core.queue.memory import MemoryTransitions
 from agent_runtime_core.queue.records import COLUMNS
 from agent_runtime_core.state import EffectRow, InMemoryStateStore
 from tests.contract.third_party.their_queue import TheirQueue
+from tests.support.cases import for_each
 
 RENAMED = {
     "queue": ("Rows RunTransitions", "Settle RunUpdate", "Mail MailboxMessage", "News RunSnapshot", "Moved RowChanged"),
@@ -28,9 +29,7 @@ RENAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("module", "names"), [(module, names) for module, several in RENAMED.items() for names in several]
-)
+@for_each(("module", "names"), [(module, names) for module, several in RENAMED.items() for names in several])
 def test_an_old_name_is_the_new_class_and_warns(module: str, names: str) -> None:
     package: Any = importlib.import_module(f"agent_runtime_core.{module}")
     old, new = names.split()

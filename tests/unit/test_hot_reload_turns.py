@@ -16,11 +16,7 @@ from agent_runtime_core.turns import ConfigChanged, ConfigLoader, Turn, TurnMana
 from tests.unit.test_hot_reload import Files
 from tests.unit.test_turns import Fixed, House, llm
 
-STEPS = (
-    llm(1, "one"),
-    PlanStep(2, "calculator", {"expression": "1 + 1"}, depends_on=[1]),
-    llm(3, "{{step_2.result}}"),
-)
+STEPS = (llm(1, "one"), PlanStep(2, "calculator", {"expression": "1 + 1"}, depends_on=[1]), llm(3, "{{step_2.result}}"))
 
 
 def edit(files: Files, loader: ConfigLoader, number: int) -> None:

@@ -11,10 +11,9 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 
-import pytest
-
 from agent_runtime_core._views.page import HEADERS, page_files
 from agent_runtime_core.inspector.script_bundle import bundled, words_in
+from tests.support.cases import for_each
 from tests.support.pages import ROOT
 
 STATIC = ROOT / "src" / "agent_runtime_core" / "_views" / "static"
@@ -50,12 +49,12 @@ def offences(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name.endswith((".js", ".css", ".html", ".svg"))])
+@for_each("name", [name for name in OURS if name.endswith((".js", ".css", ".html", ".svg"))])
 def test_no_source_makes_markup_code_or_requests_of_text(name: str) -> None:
     assert offences(OURS[name]) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "element.innerHTML = text", "<div dangerouslySetInnerHTML=${x} />", "document.write(x)", "eval (x)",
@@ -108,7 +107,7 @@ def imports_of(name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name.endswith(".js")])
+@for_each("name", [name for name in OURS if name.endswith(".js")])
 def test_a_module_imports_and_exports_in_the_settled_forms(name: str) -> None:
     text = OURS[name]
     places = words_in(text, {"import", "export"})
@@ -124,7 +123,7 @@ def test_a_module_imports_and_exports_in_the_settled_forms(name: str) -> None:
     assert re.sub(r"//[^\n]*|/\*[\s\S]*?\*/", "", before).strip() == "", f"{name}: code before an import"
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name.endswith((".js", ".css"))])
+@for_each("name", [name for name in OURS if name.endswith((".js", ".css"))])
 def test_a_module_is_not_too_long_and_ends_in_a_line_break(name: str) -> None:
     text = OURS[name]
     assert text.count("\n") <= MOST_LINES

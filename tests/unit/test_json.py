@@ -27,6 +27,7 @@ from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.persistence import TaskState
 from agent_runtime_core.status import StepStatus
+from tests.support.cases import for_each
 from tests.support.codec_values import (
     MANY_VALUES,
     QUICK,
@@ -116,7 +117,7 @@ def test_many_values(test: Any, values: st.SearchStrategy[object], share: int) -
     many(given(values)(test.hypothesis.inner_test))()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         True, 0, -0.0, 1e308, 5e-324, 2**63, -(10**4300) + 1, "", "\ud800", "a\0b", "\ufeff", [], {}, (),
@@ -258,7 +259,7 @@ class Widget:
     pass
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "told"),
     [
         (Widget(), "Use a dict, or make Widget a dataclass"),
@@ -272,10 +273,7 @@ class Widget:
         (collections.defaultdict(list), r"a defaultdict would be restored as a dict"),
         (Text("x"), r"a Text would be restored as a str\. Use str\(value\)"),
         (Number(1), r"a Number would be restored as an int\. Use int\(value\)"),
-        (
-            Moment(2024, 1, 1, tzinfo=dt.UTC),
-            "Use a dict, or make Moment a dataclass",
-        ),
+        (Moment(2024, 1, 1, tzinfo=dt.UTC), "Use a dict, or make Moment a dataclass"),
         (bytearray(b"x"), r"a bytearray is not JSON-serializable\. Use bytes\(value\)"),
         (iter([1]), r"a list_iterator is not JSON-serializable"),
         ({}.keys(), r"a dict_keys is not JSON-serializable\. Use list\(value\)"),
@@ -435,7 +433,7 @@ def test_hostile_values_are_refused(make: Callable[[], object]) -> None:
     refused(make())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "", " ", "{", "[1,]", "NaN", "[Infinity]", "-Infinity", "1e999", "[-1e999]", "9" * 5000, "\ufeff1", "1 2",

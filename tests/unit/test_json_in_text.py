@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_runtime_core.tools import structured_output
+from tests.support.cases import for_each
 
 A = '{"a": "x"}'
 NESTED = '{"a": {"b": [1, {"c": "} ] \\" {"}]}}'
@@ -15,7 +16,7 @@ def json_texts(text: str) -> list[str]:
     return answers + thoughts
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         A,
@@ -64,7 +65,7 @@ def test_the_likeliest_value_is_the_answer(text: str) -> None:
     assert found[0] == A
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         f'{{"outer": {A}, "rest": ',

@@ -628,9 +628,7 @@ async def test_a_fork_that_fails_keeps_the_copied_turns_on_its_branch(url: str) 
     payer = Payer(Scripted(asks(call("pay")), ProviderUnavailable("away"), ProviderUnavailable("away")), bank.tools())
     async with opened(url, payer) as runner:
         await runner.execute("payer", "r", said("pay"))
-        fork = await runner.fork(
-            "r",
-        )
+        fork = await runner.fork("r")
         await runner.run_once()
         assert (await runner.get_run(fork)).status == "failed"
         assert await kept(runner) == PAID

@@ -134,7 +134,7 @@ async def test_a_turn_answers_at_length_on_redis(redis_url: str) -> None:
         await turned(runner, Talkative(size=20 * PIECE))
 
 
-@pytest.mark.parametrize("kind", ["talker", "turn"])
+@pytest.mark.parametrize("kind", [pytest.param("talker", marks=pytest.mark.slow), "turn"])
 async def test_while_a_long_answer_is_told_to_a_slow_reader_it_is_in_memory_once(kind: str, tmp_path: Path) -> None:
     """At any moment until its last piece is read, the process has grown by the text so far and less than 2 MiB."""
     clock, got, beyond = Hurried(), 0, 0

@@ -9,12 +9,11 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument, LimitExceeded
 from agent_runtime_core.limits import Budget, RunLimits, named_limits, tokens_of
+from tests.support.cases import for_each
 
 
-@pytest.mark.parametrize(
-    "name", ["max_turns", "max_tool_calls", "max_tokens", "max_cost_usd", "turn_timeout", "run_timeout"]
-)
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "3", True, [1]])
+@for_each("name", ["max_turns", "max_tool_calls", "max_tokens", "max_cost_usd", "turn_timeout", "run_timeout"])
+@for_each("value", [-1, float("nan"), float("inf"), "3", True, [1]])
 def test_a_limit_is_a_number(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} must be .*, got "):
         RunLimits.of({name: value})

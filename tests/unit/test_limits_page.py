@@ -6,8 +6,6 @@ import inspect
 import re
 from typing import Final
 
-import pytest
-
 from agent_runtime_core import AgentRunner, RunnerConfig, StepExecutor, ToolCallingAgent, errors
 from agent_runtime_core._core import clock, ids, validation
 from agent_runtime_core._core.codec import json, tagged
@@ -29,6 +27,7 @@ from agent_runtime_core.runner import crash_suspects, heartbeat, settings, worke
 from agent_runtime_core.tools import invocation, names
 from agent_runtime_core.tracing import langfuse, tracer
 from agent_runtime_core.turns import pack_reader
+from tests.support.cases import for_each
 from tests.support.pages import ROOT
 
 UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "days": 86_400}
@@ -109,6 +108,6 @@ def test_each_row_is_compared() -> None:
     assert [name for name, _, _ in ROWS] == list(CODE)
 
 
-@pytest.mark.parametrize(("name", "number", "unit"), ROWS, ids=[name for name, _, _ in ROWS])
+@for_each(("name", "number", "unit"), ROWS, ids=[name for name, _, _ in ROWS])
 def test_a_limit_is_that_of_the_code(name: str, number: str, unit: str) -> None:
     assert int(number.replace(",", "")) * UNITS.get(unit, 1) == CODE[name]

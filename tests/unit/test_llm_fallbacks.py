@@ -18,6 +18,7 @@ from agent_runtime_core.llm import OpenAIClient, Retries
 from agent_runtime_core.llm._fallbacks import openai_fallbacks
 from agent_runtime_core.llm._provider import Request
 from agent_runtime_core.llm._retries import RETRY_BUDGET, RetryBudget
+from tests.support.cases import for_each
 from tests.support.provider_server import Script, WireServer, script, serving, stream
 
 KEY = "sk-canary-0123456789"
@@ -35,12 +36,7 @@ GROQ = (
 
 def called(**fields: Any) -> dict[str, Any]:
     """An answer with a tool call and fields of its provider."""
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [CALL],
-        "provider_fields": {"openai": fields},
-    }
+    return {"role": "assistant", "content": None, "tool_calls": [CALL], "provider_fields": {"openai": fields}}
 
 
 def refused(message: str, status: int = 400) -> Script:
@@ -66,8 +62,8 @@ def extra_fields(asked: dict[str, Any]) -> set[str]:
     return {name for message in asked["messages"] for name in message.keys() - known}
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
+@for_each("streamed", [False, True], ids=["whole", "streamed"])
+@for_each(
     ("status", "message"),
     [
         (400, GROQ),
@@ -203,7 +199,7 @@ async def test_fields_of_calls_are_kept_unless_they_are_rejected() -> None:
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": None, "tool_calls": [CALL], **THOUGHTS}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("endpoint", "model", "sent"),
     [
         ("https://api.groq.com/openai/v1", "m", False),
@@ -419,8 +415,8 @@ STRICT: list[tuple[dict[str, bool], list[dict[str, Any]], list[dict[str, Any]], 
 ]
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("template", "messages", "sent", "rejections"), STRICT, ids=range(len(STRICT)))
+@for_each("streamed", [False, True], ids=["whole", "streamed"])
+@for_each(("template", "messages", "sent", "rejections"), STRICT, ids=range(len(STRICT)))
 async def test_messages_are_arranged_for_a_strict_chat_template(
     template: dict[str, bool], messages: list[Any], sent: list[Any], rejections: int, streamed: bool
 ) -> None:

@@ -314,8 +314,7 @@ class Pieces(Scripted):
 
 
 @pytest.mark.sentence(
-    "004",
-    "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically",
+    "004", "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically"
 )
 async def test_tool_calls_of_a_stream_may_come_before_its_last_piece(tmp_path: Path) -> None:
     two = [call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")]
@@ -333,8 +332,7 @@ async def test_tool_calls_of_a_stream_may_come_before_its_last_piece(tmp_path: P
 
 
 @pytest.mark.sentence(
-    "004",
-    "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically",
+    "004", "accumulates assistant text and tool-call deltas; reconstructs tool calls deterministically"
 )
 async def test_tool_calls_of_a_stream_that_did_not_finish_are_not_run(tmp_path: Path) -> None:
     client = Pieces([LLMStreamChunk("let me"), LLMStreamChunk(tool_calls=[call("add", {"a": 1, "b": 2})])])

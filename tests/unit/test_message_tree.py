@@ -21,6 +21,7 @@ from agent_runtime_core.persistence.message_tree import (
     replacement,
 )
 from agent_runtime_core.persistence.models import ConversationMessage
+from tests.support.cases import for_each
 from tests.support.codec_values import QUICK
 
 WHEN = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
@@ -153,7 +154,7 @@ def test_without_a_choice_it_is_the_active_branch_then_the_main_line_then_the_la
         history(messages, branch_id=UUID(int=8))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "messages",
     [
         [said(1, parent=77)],

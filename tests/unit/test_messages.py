@@ -47,6 +47,7 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.orchestrator import Orchestrator, OrchestratorSettings, RunCreate
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
 from agent_runtime_core.registry import Registry
+from tests.support.cases import for_each
 from tests.support.messages import Triggered, error_of, literal_messages, problems_of
 
 
@@ -166,10 +167,7 @@ def raise_(error: Exception) -> None:
 
 
 ARGUMENTS: list[Triggered] = [
-    Triggered(
-        lambda: configure(durability="fast"),
-        "durability must be 'full' or 'normal', got 'fast'.",
-    ),
+    Triggered(lambda: configure(durability="fast"), "durability must be 'full' or 'normal', got 'fast'."),
     Triggered(
         lambda: configure(backend_url="postgres://x"),
         (
@@ -179,21 +177,13 @@ ARGUMENTS: list[Triggered] = [
         ),
     ),
     Triggered(
-        lambda: configure(lease_ttl_second=3),
-        "unknown setting 'lease_ttl_second'. Did you mean 'lease_ttl_seconds'?",
+        lambda: configure(lease_ttl_second=3), "unknown setting 'lease_ttl_second'. Did you mean 'lease_ttl_seconds'?"
     ),
     Triggered(
-        lambda: configure(max_retries=0),
-        "max_retries must be an integer of at least 1, where 1 means no retry, got 0.",
+        lambda: configure(max_retries=0), "max_retries must be an integer of at least 1, where 1 means no retry, got 0."
     ),
-    Triggered(
-        lambda: configure(default_model=""),
-        "default_model must be a non-empty string, got ''.",
-    ),
-    Triggered(
-        lambda: configure(trace_sinks=[3]),
-        "trace_sinks must be a list of trace sinks or their names, got [3].",
-    ),
+    Triggered(lambda: configure(default_model=""), "default_model must be a non-empty string, got ''."),
+    Triggered(lambda: configure(trace_sinks=[3]), "trace_sinks must be a list of trace sinks or their names, got [3]."),
     Triggered(
         lambda: AgentRunner.open("postgres://x"),
         (
@@ -226,26 +216,16 @@ ARGUMENTS: list[Triggered] = [
             "sqlite:////absolute/path.db, or memory://"
         ),
     ),
+    Triggered(lambda: AgentRunner.open(3), "store URL must be a path or a URL string, got 3."),
     Triggered(
-        lambda: AgentRunner.open(3),
-        "store URL must be a path or a URL string, got 3.",
-    ),
-    Triggered(
-        lambda: AgentRunner.open("/"),
-        "path must be a file, got the directory '/'. Add the name of a file in it.",
+        lambda: AgentRunner.open("/"), "path must be a file, got the directory '/'. Add the name of a file in it."
     ),
     Triggered(
         lambda: AgentRunner.open("/nowhere/at/all.db"),
         ("path must be in a directory that exists, got '/nowhere/at/all.db'. Create the directory '/nowhere/at'"),
     ),
-    Triggered(
-        lambda: AgentRunner(queue=3),
-        "queue must be a RunQueue, got 3. Extend RunQueue to write a custom one.",
-    ),
-    Triggered(
-        lambda: AgentRunner(config=3),
-        "config must be a RunnerConfig, got an int. Write RunnerConfig(...)",
-    ),
+    Triggered(lambda: AgentRunner(queue=3), "queue must be a RunQueue, got 3. Extend RunQueue to write a custom one."),
+    Triggered(lambda: AgentRunner(config=3), "config must be a RunnerConfig, got an int. Write RunnerConfig(...)"),
     Triggered(
         lambda: AgentRunner(tools=[3]),
         "tools must be a ToolRegistry, got [3]. Register each tool in one with register(tool)",
@@ -257,50 +237,27 @@ ARGUMENTS: list[Triggered] = [
             "PersistenceManager.open(path_or_url)"
         ),
     ),
+    Triggered(lambda: RunnerConfig(max_retrys=3), "unknown setting 'max_retrys'. Did you mean 'max_retries'?"),
+    Triggered(lambda: RunnerConfig(worker_id=""), "worker_id must be a string of 1 to 512 characters, got ''."),
     Triggered(
-        lambda: RunnerConfig(max_retrys=3),
-        "unknown setting 'max_retrys'. Did you mean 'max_retries'?",
-    ),
-    Triggered(
-        lambda: RunnerConfig(worker_id=""),
-        "worker_id must be a string of 1 to 512 characters, got ''.",
-    ),
-    Triggered(
-        lambda: RunnerConfig(lease_ttl_seconds=0),
-        "lease_ttl_seconds must be a number of seconds above 0, got 0.",
+        lambda: RunnerConfig(lease_ttl_seconds=0), "lease_ttl_seconds must be a number of seconds above 0, got 0."
     ),
     Triggered(
         lambda: RunnerConfig(retention={"succeded": 1}),
         "retention: unknown final status 'succeded'. Did you mean 'succeeded'?",
     ),
     Triggered(
-        lambda: RunLimits(max_turns=0),
-        "max_turns must be an integer of at least 1, or None for no limit, got 0.",
+        lambda: RunLimits(max_turns=0), "max_turns must be an integer of at least 1, or None for no limit, got 0."
     ),
-    Triggered(
-        lambda: RunLimits(max_cost=1),
-        "unknown limit 'max_cost'. Did you mean 'max_cost_usd'?",
-    ),
-    Triggered(
-        lambda: RunLimits.of(3),
-        "limits must be RunLimits or a dict of their fields, got 3.",
-    ),
-    Triggered(
-        lambda: RunLimits.of({"max_cost": 1}),
-        "unknown limit 'max_cost'. Did you mean 'max_cost_usd'?",
-    ),
-    Triggered(
-        lambda: InMemoryQueue(engine=3),
-        "engine must be a MemoryEngine, got 3. Leave it out for a new one.",
-    ),
+    Triggered(lambda: RunLimits(max_cost=1), "unknown limit 'max_cost'. Did you mean 'max_cost_usd'?"),
+    Triggered(lambda: RunLimits.of(3), "limits must be RunLimits or a dict of their fields, got 3."),
+    Triggered(lambda: RunLimits.of({"max_cost": 1}), "unknown limit 'max_cost'. Did you mean 'max_cost_usd'?"),
+    Triggered(lambda: InMemoryQueue(engine=3), "engine must be a MemoryEngine, got 3. Leave it out for a new one."),
     Triggered(
         lambda: SQLiteQueue("a.db", db_path="b.db"),
         "path and db_path must not both be passed, got 'a.db' and 'b.db'. Pass path alone.",
     ),
-    Triggered(
-        lambda: SQLiteQueue("a.db", durability="fast"),
-        "durability must be 'full' or 'normal', got 'fast'.",
-    ),
+    Triggered(lambda: SQLiteQueue("a.db", durability="fast"), "durability must be 'full' or 'normal', got 'fast'."),
     Triggered(
         lambda: SQLiteQueue(":memory:"),
         ("path must be the path of a database file, got ':memory:'. For a store in memory use memory://"),
@@ -320,18 +277,11 @@ ARGUMENTS: list[Triggered] = [
         lambda: get_queue("json.decoder:JSONDecoderr"),
         "module 'json.decoder': unknown name 'JSONDecoderr'. Did you mean 'JSONDecoder'?",
     ),
+    Triggered(lambda: get_queue("memory", clok=1), "unknown setting 'clok'. Did you mean 'clock'?"),
     Triggered(
-        lambda: get_queue("memory", clok=1),
-        "unknown setting 'clok'. Did you mean 'clock'?",
+        lambda: get_event_bus("memory", poll_interval=0), "poll_interval must be a number of seconds above 0, got 0."
     ),
-    Triggered(
-        lambda: get_event_bus("memory", poll_interval=0),
-        "poll_interval must be a number of seconds above 0, got 0.",
-    ),
-    Triggered(
-        lambda: redis_place("redis://h:0"),
-        "Redis URL must have a port from 1 to 65535, got 'redis://h:0'.",
-    ),
+    Triggered(lambda: redis_place("redis://h:0"), "Redis URL must have a port from 1 to 65535, got 'redis://h:0'."),
     Triggered(
         lambda: redis_place("redis://h?socket_timeout=3"),
         ("Redis URL 'redis://h?socket_timeout=3': unknown option 'socket_timeout'. Known: allow_unsafe, db, prefix."),
@@ -351,10 +301,7 @@ ARGUMENTS: list[Triggered] = [
         lambda: register_runtime(None),
         ("agent must be an AgentRuntime, got None. get_runtime(key) returns None for a key that is not registered."),
     ),
-    Triggered(
-        lambda: register_runtime(Hello),
-        "agent must be an instance, got the class Hello. Pass Hello()",
-    ),
+    Triggered(lambda: register_runtime(Hello), "agent must be an instance, got the class Hello. Pass Hello()"),
     Triggered(
         lambda: type("NoKey", (AgentRuntime,), {"run": Hello.run})(),
         'NoKey must define key, got a class without that. Add key = "..."',
@@ -371,41 +318,24 @@ ARGUMENTS: list[Triggered] = [
         about="payload.a",
         fix="Use a dict or a dataclass",
     ),
-    Triggered(
-        lambda: register_runtime(Nameless()),
-        "Nameless.key must be a non-empty string, got ''.",
-    ),
-    Triggered(
-        lambda: register_runtime(3),
-        "agent must be an AgentRuntime, got 3.",
-    ),
+    Triggered(lambda: register_runtime(Nameless()), "Nameless.key must be a non-empty string, got ''."),
+    Triggered(lambda: register_runtime(3), "agent must be an AgentRuntime, got 3."),
     Triggered(
         lambda: register_type(3),
         "the argument of register_type must be a dataclass, an Enum class or a model of pydantic, got 3.",
     ),
+    Triggered(lambda: Step("", fetch), "step name must be a non-empty string, got ''."),
+    Triggered(lambda: Step("a", 3), "step 'a': fn must be a function of (ctx, state), got 3."),
+    Triggered(lambda: Step("a", fetch, retries=-1), "retries must be an integer of at least 0, got -1."),
     Triggered(
-        lambda: Step("", fetch),
-        "step name must be a non-empty string, got ''.",
-    ),
-    Triggered(
-        lambda: Step("a", 3),
-        "step 'a': fn must be a function of (ctx, state), got 3.",
-    ),
-    Triggered(
-        lambda: Step("a", fetch, retries=-1),
-        "retries must be an integer of at least 0, got -1.",
-    ),
-    Triggered(
-        lambda: Step("a", fetch, timeout=0),
-        "timeout must be a number of seconds above 0, or None for no limit, got 0.",
+        lambda: Step("a", fetch, timeout=0), "timeout must be a number of seconds above 0, or None for no limit, got 0."
     ),
     Triggered(
         lambda: Step("a", fetch, retry_on=3),
         "retry_on must be an exception class, a tuple of them or a function of the error, got 3.",
     ),
     Triggered(
-        lambda: Step("a", fetch, backoff=3),
-        "backoff must be Backoff(...) or a function of (attempt, random), got 3.",
+        lambda: Step("a", fetch, backoff=3), "backoff must be Backoff(...) or a function of (attempt, random), got 3."
     ),
     Triggered(
         lambda: Step("a", fetch, on_in_doubt="maybe"),
@@ -416,53 +346,32 @@ ARGUMENTS: list[Triggered] = [
         "step 'a': depends_on must be a list of step names, such as ['load'], got 'load'.",
     ),
     Triggered(
-        lambda: Step("a", fetch, max_result_bytes=0),
-        "max_result_bytes must be an integer from 1 to 16,777,216, got 0.",
+        lambda: Step("a", fetch, max_result_bytes=0), "max_result_bytes must be an integer from 1 to 16,777,216, got 0."
     ),
+    Triggered(lambda: Backoff(base=-1), "base must be a finite number of at least 0, got -1."),
     Triggered(
-        lambda: Backoff(base=-1),
-        "base must be a finite number of at least 0, got -1.",
+        lambda: Backoff(factor=0.5), "factor must be at least 1, got 0.5. A smaller factor would shorten the delays."
     ),
-    Triggered(
-        lambda: Backoff(factor=0.5),
-        "factor must be at least 1, got 0.5. A smaller factor would shorten the delays.",
-    ),
-    Triggered(
-        lambda: Backoff(jitter="some"),
-        "jitter must be 'full' or 'none', got 'some'.",
-    ),
-    Triggered(
-        lambda: RunCreate(3),
-        "prompt must be a string, got 3.",
-    ),
+    Triggered(lambda: Backoff(jitter="some"), "jitter must be 'full' or 'none', got 'some'."),
+    Triggered(lambda: RunCreate(3), "prompt must be a string, got 3."),
     Triggered(
         lambda: OrchestratorSettings(max_retries=0),
         "max_retries must be an integer of at least 1, where 1 means no retry, got 0.",
     ),
     Triggered(
-        lambda: OrchestratorSettings.of(3),
-        "settings must be OrchestratorSettings or a dict of their fields, got 3.",
+        lambda: OrchestratorSettings.of(3), "settings must be OrchestratorSettings or a dict of their fields, got 3."
     ),
     Triggered(
         lambda: messages_in("hi"),
         "messages must be a list of dicts, got 'hi'. Example: [{'role': 'user', 'content': 'hi'}]",
     ),
-    Triggered(
-        lambda: parse_ulid("x"),
-        "a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got 'x'.",
-    ),
-    Triggered(
-        lambda: StepExecutor(3),
-        "ctx must be the context of a run, got 3 without 'emit'.",
-    ),
+    Triggered(lambda: parse_ulid("x"), "a ULID must have 26 characters of 0-9 and A-Z without I, L, O and U, got 'x'."),
+    Triggered(lambda: StepExecutor(3), "ctx must be the context of a run, got 3 without 'emit'."),
     Triggered(
         lambda: StepExecutor(FakeContext(), max_concurrency=0),
         "max_concurrency must be an integer of at least 1, got 0.",
     ),
-    Triggered(
-        lambda: StepExecutor(FakeContext(), checkpoint_key=3),
-        "checkpoint_key must be a string, got 3.",
-    ),
+    Triggered(lambda: StepExecutor(FakeContext(), checkpoint_key=3), "checkpoint_key must be a string, got 3."),
 ]
 
 OF_RUNNERS: list[Triggered] = [
@@ -498,8 +407,7 @@ OF_RUNNERS: list[Triggered] = [
         ("input_data['messages'] must be a list of dicts, got 'hi'. Example: [{'role': 'user', 'content': 'hi'}]"),
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.execute("hello", input_data=[1])),
-        "input_data must be a dict, got [1].",
+        lambda: on_runner(lambda runner: runner.execute("hello", input_data=[1])), "input_data must be a dict, got [1]."
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.execute("hello", input_data={}, deadline=60)),
@@ -539,20 +447,14 @@ OF_RUNNERS: list[Triggered] = [
         "delay must be a number of seconds of at least 0 and below 1e+11, got -1.",
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.submit("hello", {}, metadata=3)),
-        "metadata must be a dict, got 3.",
+        lambda: on_runner(lambda runner: runner.submit("hello", {}, metadata=3)), "metadata must be a dict, got 3."
+    ),
+    Triggered(lambda: on_runner(lambda runner: runner.runs("deadd")), "unknown status 'deadd'. Did you mean 'dead'?"),
+    Triggered(
+        lambda: on_runner(lambda runner: runner.runs(["failed", "ded"])), "unknown status 'ded'. Did you mean 'dead'?"
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.runs("deadd")),
-        "unknown status 'deadd'. Did you mean 'dead'?",
-    ),
-    Triggered(
-        lambda: on_runner(lambda runner: runner.runs(["failed", "ded"])),
-        "unknown status 'ded'. Did you mean 'dead'?",
-    ),
-    Triggered(
-        lambda: on_runner(lambda runner: runner.runs(since=20, until=10)),
-        "until must be at least since (20), got 10.",
+        lambda: on_runner(lambda runner: runner.runs(since=20, until=10)), "until must be at least since (20), got 10."
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.runs(prefix="")),
@@ -563,17 +465,12 @@ OF_RUNNERS: list[Triggered] = [
         "conversation must be a UUID or a non-empty string, got 3.",
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.runs(newest_first=1)),
-        "newest_first must be True or False, got 1.",
+        lambda: on_runner(lambda runner: runner.runs(newest_first=1)), "newest_first must be True or False, got 1."
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.runs(agent=3)),
-        "agent must be an agent key, got 3. Pass agent.key.",
+        lambda: on_runner(lambda runner: runner.runs(agent=3)), "agent must be an agent key, got 3. Pass agent.key."
     ),
-    Triggered(
-        lambda: on_runner(lambda runner: runner.runs(limit=0)),
-        "limit must be an integer of at least 1, got 0.",
-    ),
+    Triggered(lambda: on_runner(lambda runner: runner.runs(limit=0)), "limit must be an integer of at least 1, got 0."),
     Triggered(
         lambda: on_runner(lambda runner: runner.runs(since=-1)),
         "since must be a number of seconds of at least 0 and below 1e+11, got -1.",
@@ -583,8 +480,7 @@ OF_RUNNERS: list[Triggered] = [
         "timeout must be a number of seconds of at least 0 and below 1e+11, got -1.",
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.signal("nope", "")),
-        "signal name must be a non-empty string, got ''.",
+        lambda: on_runner(lambda runner: runner.signal("nope", "")), "signal name must be a non-empty string, got ''."
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.send("nope", "hi", when="now")),
@@ -649,8 +545,7 @@ OF_RUNNERS: list[Triggered] = [
         "after must be an integer, a position in the journal, got 'x'.",
     ),
     Triggered(
-        lambda: on_runner(lambda runner: runner.state_store.save_checkpoint("done", 3)),
-        "state must be a dict, got 3.",
+        lambda: on_runner(lambda runner: runner.state_store.save_checkpoint("done", 3)), "state must be a dict, got 3."
     ),
 ]
 
@@ -669,13 +564,9 @@ OF_CONTEXTS: list[Triggered] = [
             "it, as in ctx.step('fetch', fetch, 1)"
         ),
     ),
+    Triggered(lambda: in_run(lambda ctx: ctx.step("", fetch)), "step name must be a non-empty string, got ''."),
     Triggered(
-        lambda: in_run(lambda ctx: ctx.step("", fetch)),
-        "step name must be a non-empty string, got ''.",
-    ),
-    Triggered(
-        lambda: in_run(lambda ctx: ctx.step("x", plain, key=3)),
-        "step 'x': key must be a non-empty string, got 3.",
+        lambda: in_run(lambda ctx: ctx.step("x", plain, key=3)), "step 'x': key must be a non-empty string, got 3."
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.step("x", plain, on_changed_input="no")),
@@ -693,17 +584,10 @@ OF_CONTEXTS: list[Triggered] = [
         lambda: in_run(lambda ctx: ctx.emit("")),
         "event_type must be a string of 1 to 255 printable characters, got ''.",
     ),
+    Triggered(lambda: in_run(lambda ctx: ctx.emit("mine", 3)), "payload must be a dict, got an int."),
+    Triggered(lambda: in_run(lambda ctx: ctx.checkpoint(3)), "state must be a dict, got 3."),
     Triggered(
-        lambda: in_run(lambda ctx: ctx.emit("mine", 3)),
-        "payload must be a dict, got an int.",
-    ),
-    Triggered(
-        lambda: in_run(lambda ctx: ctx.checkpoint(3)),
-        "state must be a dict, got 3.",
-    ),
-    Triggered(
-        lambda: in_run(lambda ctx: ctx.sleep(-1)),
-        "seconds must be a number of at least 0 and below 1e+11, got -1.",
+        lambda: in_run(lambda ctx: ctx.sleep(-1)), "seconds must be a number of at least 0 and below 1e+11, got -1."
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.wait_for_signal("", timeout=1)),
@@ -713,14 +597,8 @@ OF_CONTEXTS: list[Triggered] = [
         lambda: in_run(lambda ctx: ctx.wait_for_signal("go", timeout=-1)),
         "timeout must be a number of seconds of at least 0, or None, got -1.",
     ),
-    Triggered(
-        lambda: in_run(lambda ctx: ctx.call(3, {})),
-        "agent must be an agent or an agent key, got 3.",
-    ),
-    Triggered(
-        lambda: in_run(lambda ctx: StepExecutor(ctx).run([3])),
-        "steps must be Step objects, got 3.",
-    ),
+    Triggered(lambda: in_run(lambda ctx: ctx.call(3, {})), "agent must be an agent or an agent key, got 3."),
+    Triggered(lambda: in_run(lambda ctx: StepExecutor(ctx).run([3])), "steps must be Step objects, got 3."),
     Triggered(
         lambda: in_run(lambda ctx: StepExecutor(ctx).run([Step("a", fetch), Step("a", fetch)])),
         "step names must be unique in a list, got 'a' twice.",
@@ -736,8 +614,7 @@ OF_CONTEXTS: list[Triggered] = [
         "depends_on must not form a cycle, got a -> b -> a. Remove one of these dependencies.",
     ),
     Triggered(
-        lambda: in_run(lambda ctx: StepExecutor(ctx).run([], initial_state=3)),
-        "initial_state must be a dict, got 3.",
+        lambda: in_run(lambda ctx: StepExecutor(ctx).run([], initial_state=3)), "initial_state must be a dict, got 3."
     ),
     Triggered(
         lambda: in_run(lambda ctx: StepExecutor(ctx).map("m", plain, 3)),
@@ -979,7 +856,7 @@ STATES: list[Triggered] = [
 ]
 
 
-@pytest.mark.parametrize("row", [*ARGUMENTS, *OF_RUNNERS, *OF_CONTEXTS, *STATES], ids=lambda row: row.message[:60])
+@for_each("row", [*ARGUMENTS, *OF_RUNNERS, *OF_CONTEXTS, *STATES], ids=lambda row: row.message[:60])
 async def test_a_triggered_error_has_the_shape_the_value_and_the_fix(
     row: Triggered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -991,7 +868,7 @@ async def test_a_triggered_error_has_the_shape_the_value_and_the_fix(
 # -- the check itself
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message", "wrong"),
     [
         ("deadline must be a datetime, got 'x'.", []),

@@ -29,15 +29,7 @@ from agent_runtime_core.persistence import (
     Task,
     TaskList,
 )
-from agent_runtime_core.planning import (
-    LLMPlanner,
-    Plan,
-    PlanningAgent,
-    PlanStep,
-    RuleBasedPlanner,
-    StepKind,
-    resolve,
-)
+from agent_runtime_core.planning import LLMPlanner, Plan, PlanningAgent, PlanStep, RuleBasedPlanner, StepKind, resolve
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import ConfigLoader, TurnManager
 from agent_runtime_core.turns.config_loader import Subscribers
@@ -45,6 +37,7 @@ from agent_runtime_core.turns.events import EventEnvelope, StepResultChunk, Turn
 from agent_runtime_core.turns.hooks import Hooks
 from agent_runtime_core.turns.personality import PackSet, PersonalityPackManager
 from agent_runtime_core.turns.personality_instance import PersonalityInstance
+from tests.support.cases import for_each
 from tests.support.messages import VALUE_ERRORS, Triggered, error_of, literal_messages, problems_of
 
 ONE, TWO = UUID(int=1), UUID(int=2)
@@ -321,10 +314,7 @@ TURNS = [
         lambda: with_manager(lambda turns: turns.topics.publish({"topic": "agent.turns"})),
         "envelope must be an EventEnvelope, got {'topic': 'agent.turns'}. Create it with envelope()",
     ),
-    Triggered(
-        lambda: TurnEvent.from_dict({"text": "hi"}),
-        "text: unknown field 'text'. Did you mean 'tenant'?",
-    ),
+    Triggered(lambda: TurnEvent.from_dict({"text": "hi"}), "text: unknown field 'text'. Did you mean 'tenant'?"),
     Triggered(
         lambda: TurnEvent.from_dict({}), "messages must be set, got no value. Add it to the payload of turn.requested."
     ),
@@ -511,7 +501,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("row", [*STORES, *TURNS, *SETTINGS, *PLANS], ids=lambda row: row.message[:60])
+@for_each("row", [*STORES, *TURNS, *SETTINGS, *PLANS], ids=lambda row: row.message[:60])
 async def test_a_message_has_the_shape(row: Triggered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     error = await error_of(row)

@@ -38,6 +38,7 @@ from agent_runtime_core.tools.registry import unknown_tool
 from agent_runtime_core.tools.structured_output import Output
 from agent_runtime_core.tools.todo import TodoStoreTool
 from agent_runtime_core.tracing import LangfuseTraceSink
+from tests.support.cases import for_each
 from tests.support.messages import Triggered, error_of, literal_messages, problems_of
 
 
@@ -403,7 +404,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("row", CASES, ids=lambda row: row.message[:60])
+@for_each("row", CASES, ids=lambda row: row.message[:60])
 async def test_a_triggered_error_has_the_shape_the_value_and_the_fix(
     row: Triggered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from agent_runtime_core.testing import (
     run_agent_test,
 )
 from agent_runtime_core.tools.invocation import answer_call
+from tests.support.cases import for_each
 from tests.support.provider_server import script, serving
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -415,7 +416,7 @@ async def test_a_model_s_calls_are_answered_by_it() -> None:
 # LLMEvaluator
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reply", "passed"),
     [
         ("PASS: it greets", True),

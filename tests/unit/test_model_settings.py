@@ -14,6 +14,7 @@ from agent_runtime_core.loop.model_settings import OF_AGENTS, OF_PERSONALITIES, 
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import PersonalityPackManager, Sampling
+from tests.support.cases import for_each
 
 HELLO = [{"role": "user", "content": "hello"}]
 VALUES: dict[str, Any] = {
@@ -65,13 +66,13 @@ def test_the_values_of_this_test_are_the_whole_table() -> None:
     assert VALUES.keys() == SETTINGS.keys()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", OF_AGENTS)
+@for_each("stream", [False, True])
+@for_each("name", OF_AGENTS)
 async def test_an_attribute_of_an_agent_is_sent(name: str, stream: bool) -> None:
     assert await sent(stream=stream, **{name: VALUES[name]}) == {name: VALUES[name]}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@for_each("name", SETTINGS)
 async def test_a_run_sets_each_of_them(name: str) -> None:
     assert await sent({"model_settings": {name: VALUES[name]}}) == {name: VALUES[name]}
 
@@ -91,7 +92,7 @@ async def test_a_property_is_a_setting_and_a_method_is_the_users_own() -> None:
     assert await sent(max_tokens=property(lambda self: 5), stop=lambda self: None) == {"max_tokens": 5}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "words"),
     [
         ({"temperature": "hot"}, "agent 'a': temperature must be a number from 0 to 2, got 'hot'"),
@@ -131,9 +132,7 @@ USUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [*USUAL, *SETTINGS, "max_iterations", "output_type", "on_truncated", "stream", "limits"]
-)
+@for_each("name", [*USUAL, *SETTINGS, "max_iterations", "output_type", "on_truncated", "stream", "limits"])
 def test_usual_names_are_the_users_own(name: str) -> None:
     assert meant_by(name) is None or name in OF_AGENTS or hasattr(ToolCallingAgent, name)
     if not hasattr(ToolCallingAgent, name):
@@ -159,7 +158,7 @@ def test_an_option_that_is_passed_on_is_not_reported(further: Any, caplog: pytes
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "meant"),
     [
         ("max_output_tokens", "max_tokens"),

@@ -367,9 +367,7 @@ async def test_of_two_answers_at_once_one_counts(kind: str, tmp_path: Path) -> N
         runner, run_id = await parked(here, pays)
         clients = [here.runner(), here.runner(), here.runner()]
         answer_at_once(*clients)
-        taken = await asyncio.gather(
-            *(each.approve(run_id, "pay", {"ok": i}) for i, each in enumerate(clients)),
-        )
+        taken = await asyncio.gather(*(each.approve(run_id, "pay", {"ok": i}) for i, each in enumerate(clients)))
         assert sorted(taken) == [False, False, True]
         await runner.run_once()
         assert (await runner.wait(run_id)).final_output == {"value": {"ok": taken.index(True)}}

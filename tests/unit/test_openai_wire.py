@@ -51,6 +51,7 @@ from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
 from agent_runtime_core.runner import AgentRunner, RunnerConfig  # noqa: E402
 from agent_runtime_core.tools.registry import ToolRegistry  # noqa: E402
+from tests.support.cases import for_each  # noqa: E402
 from tests.support.provider_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"
@@ -227,12 +228,7 @@ async def test_the_message_handed_in_is_left_alone() -> None:
 
 
 def counts(prompt: int, completion: int, **rest: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        **rest,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion, **rest}
 
 
 async def test_text_and_usage() -> None:
@@ -255,7 +251,7 @@ async def test_text_and_usage() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("told", "usage"),
     [
         (None, {}),
@@ -580,9 +576,7 @@ MADE_UP = [("call_0", "f", '{"x": 1}'), ("call_1", "g", '{"y": 2}')]
             id="the rest of a call under the index of the one before it",
         ),
         pytest.param(
-            [[delta(0, "a", "f", '{"x"')], [delta(3, "a", arguments=": 1}")]],
-            TWO[:1],
-            id="one id under two indexes",
+            [[delta(0, "a", "f", '{"x"')], [delta(3, "a", arguments=": 1}")]], TWO[:1], id="one id under two indexes"
         ),
         pytest.param(
             [[delta(0, name="f", arguments="{}")], [delta(0, name="f", arguments="{}")]],
@@ -701,8 +695,8 @@ async def test_a_refusal_in_a_part_of_the_content_has_its_words() -> None:
     assert response.message["content"] == parts
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
+@for_each("streamed", [False, True], ids=["whole", "streamed"])
+@for_each(
     ("said", "reason"),
     [
         ("stop", "stop"),
@@ -759,7 +753,7 @@ async def test_an_empty_answer_or_system_prompt_is_not_sent(message: dict[str, A
     assert bodies[0]["messages"] == [*ASK, *ASK]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "sent"),
     [
         ('{"p": 1}', {"p": 1}),
@@ -1014,7 +1008,7 @@ def error(code: Any, message: str = "no", kind: str | None = None) -> dict[str, 
     return {"error": {"message": message, "type": kind, "code": code}}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "kind", "retriable"),
     [
         (script(error("rate_limit_exceeded"), status=429), RateLimited, True),
@@ -1050,7 +1044,7 @@ async def test_what_a_failure_means(answer: Script, kind: type[ProviderError], r
     assert (caught.value.provider, caught.value.model) == ("openai", "gpt-4o")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "kind"),
     [
         (stream(STREAMED[1], error("server_error")), ProviderUnavailable),

@@ -14,12 +14,7 @@ import pytest
 from agent_runtime_core import AgentRunner, RunLimits, UnknownRun
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import InvalidArgument, RunNotFound
-from agent_runtime_core.orchestrator import (
-    Orchestrator,
-    RunCreate,
-    RunResponse,
-    RunStatus,
-)
+from agent_runtime_core.orchestrator import Orchestrator, RunCreate, RunResponse, RunStatus
 from agent_runtime_core.planning import BasePlanner, Plan, PlanStep, RuleBasedPlanner
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig

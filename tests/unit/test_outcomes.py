@@ -38,6 +38,7 @@ from agent_runtime_core.runner.outcomes import (
     without_result,
 )
 from agent_runtime_core.runner.settings import RunnerConfig
+from tests.support.cases import for_each
 
 NOW = 1_000.0
 ROW = RunRow("run", "agent", created_at=NOW - 10)
@@ -109,7 +110,7 @@ RAISED: list[tuple[BaseException, dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "about", "expected"), RAISED)
+@for_each(("error", "about", "expected"), RAISED)
 def test_of_error(error: BaseException, about: dict[str, Any], expected: Any) -> None:
     assert short(POLICY.of_error(error, facts(**about))) == expected
 
@@ -199,7 +200,7 @@ BEFORE: list[tuple[dict[str, Any], int, int, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "crashes", "recorded", "expected"), BEFORE)
+@for_each(("changes", "crashes", "recorded", "expected"), BEFORE)
 def test_before_start(changes: dict[str, Any], crashes: int, recorded: int, expected: Any) -> None:
     assert short(POLICY.before_start(facts(ROW._replace(**changes)), crashes, recorded)) == expected
 

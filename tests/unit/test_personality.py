@@ -19,6 +19,7 @@ from agent_runtime_core.testing import MockLLMClient, VirtualClock
 from agent_runtime_core.tools import ToolRegistry, tool
 from agent_runtime_core.turns import MemorySettings, PersonalityInstance, PersonalityPackManager, Sampling
 from agent_runtime_core.turns.pack_reader import Reading, read_until_stable
+from tests.support.cases import for_each
 
 FULL = """
 name = "helper"
@@ -151,8 +152,7 @@ async def test_the_sampling_is_what_a_client_takes() -> None:
 
 
 @pytest.mark.sentence(
-    "001",
-    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+    "001", "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context"
 )
 def test_a_turn_names_its_personality_or_gets_the_default(tmp_path: Path) -> None:
     write(tmp_path, "a")
@@ -240,7 +240,7 @@ def test_only_names_in_braces_are_replaced(tmp_path: Path) -> None:
         instance.prompt("greting")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["{{a.b}}", "{{a[0]}}", "{{ a|b }}", "{{a()}}", "{a}", "{{}}", "{{ä}}", "{% a %}", "${a}", "{{1}}", "{{a\n}}"],
 )
@@ -260,7 +260,7 @@ def test_values_are_texts_or_numbers() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("", "helper/pack.toml: name must be set, got no name. Add name = 'helper'"),

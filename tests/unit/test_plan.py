@@ -13,6 +13,7 @@ from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, StepKind, resolve
 from agent_runtime_core.planning.references import reference
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
+from tests.support.cases import for_each
 
 
 def search(query: str, most: int = 5, filters: dict[str, str] | None = None) -> list[str]:
@@ -79,7 +80,7 @@ def test_what_is_left_out_takes_its_default() -> None:
     assert step == PlanStep(1, "search", {}, "", kind=StepKind.TOOL_CALL, depends_on=[])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "message"),
     [
         ({}, "the steps of a plan must be a list of objects, got None"),
@@ -119,7 +120,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
     assert [step.step_number for step in plan.order()] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("steps", "problems"),
     [
         ([], ["steps must have at least one step, got []"]),
@@ -201,7 +202,7 @@ class Odd:
 RESULTS: dict[int, Any] = {1: 42, 2: {"items": [{"name": "a"}], "n": None}, 3: "text", 10: 1.5, 11: Odd(3)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "found"),
     [
         ("{{step_1.result}}", 42),

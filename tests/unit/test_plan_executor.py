@@ -591,8 +591,7 @@ async def test_another_agent_is_refused_before_anything_runs() -> None:
 
 
 @pytest.mark.sentence(
-    "001",
-    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+    "001", "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service"
 )
 @pytest.mark.sentence("001", "`StepProcessor` may trigger `memory_*` steps")
 async def test_memory_is_read_and_written() -> None:

@@ -14,6 +14,7 @@ from agent_runtime_core import Tool
 from agent_runtime_core.llm._schemas import tool_parameters, with_schemas
 from agent_runtime_core.tools import BaseTool, ToolRegistry, ToolResult
 from agent_runtime_core.tools.structured_output import Output
+from tests.support.cases import for_each
 
 
 class Tagged(TypedDict):
@@ -40,7 +41,7 @@ def lacking(schema: Any) -> bool:
     return any(map(lacking, schema.values()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "hint",
     [
         list, set, frozenset, tuple, list[Any], list[list], tuple[list, int], tuple[int, ...],  # type: ignore[type-arg]

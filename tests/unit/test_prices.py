@@ -15,6 +15,7 @@ from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.limits import Budget, RunLimits, sum_usd, usd_of, usd_text
 from agent_runtime_core.llm import _anthropic_response, _openai_usage, _prices
 from agent_runtime_core.llm._prices import cost_usd, price_of
+from tests.support.cases import for_each
 
 PRICES = {
     "gpt-4o": {"input": 2.5, "output": 10.0, "cached_input": 1.25},
@@ -26,7 +27,7 @@ PRICES = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "key"),
     [
         ("gpt-4o", "gpt-4o"),
@@ -55,7 +56,7 @@ def test_a_price_is_found_by_name_without_date_and_prefix(model: str, key: str) 
     assert price_of(model, PRICES) is PRICES[key]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "model",
     [
         "gpt-4",
@@ -118,7 +119,7 @@ def anthropic_cost(reported: dict[str, Any], **more: float) -> float | None:
     return cost_usd(usage, "claude-x", {"claude-x": {**CLAUDE["claude-x"], **more}})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reported", "more", "cost"),
     [
         ({"cache_creation": {"ephemeral_1h_input_tokens": MILLION}}, {}, 6.0),
@@ -173,7 +174,7 @@ def test_a_gateway_passes_on_the_age_of_what_was_written(place: str) -> None:
     assert (usage["cache_write_tokens"], usage["cache_write_1h_tokens"], usage["prompt_tokens"]) == (40, 30, 100)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reported", "cost"),
     [
         ({"cost": 0.00011018}, 0.00011018),

@@ -13,6 +13,7 @@ from agent_runtime_core.errors import ContextOverflow, ProviderError, RateLimite
 from agent_runtime_core.llm import OpenAIClient, Retries
 from agent_runtime_core.llm._provider_errors import is_too_long, of_status, without_keys, words_of
 from agent_runtime_core.llm.anthropic import error_of
+from tests.support.cases import for_each
 from tests.support.provider_server import Script, script, serving
 
 KEY = "sk-canary-0123456789"
@@ -32,8 +33,8 @@ async def failure(answer: Script, *, streamed: bool = False) -> ProviderError:
     return caught.value
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
+@for_each("streamed", [False, True], ids=["whole", "streamed"])
+@for_each(
     "body",
     [
         {"error": {"message": "The words", "type": "x", "code": None}},
@@ -150,14 +151,14 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("message", TOO_LONG.values(), ids=TOO_LONG)
+@for_each("message", TOO_LONG.values(), ids=TOO_LONG)
 def test_every_server_has_its_own_words_for_a_context_overflow(message: str) -> None:
     for status in (None, 400, 413, 422, 500):
         assert is_too_long(status, f"400 invalid_request_error {message}")
     assert not is_too_long(401, message)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message",
     [
         "max_tokens is too large: 100000. This model supports at most 16384 completion tokens, whereas you provided it",
@@ -233,7 +234,7 @@ TRANSIENT = {
 }
 
 
-@pytest.mark.parametrize("message", USED_UP.values(), ids=USED_UP)
+@for_each("message", USED_UP.values(), ids=USED_UP)
 def test_what_is_used_up_for_a_month_is_not_asked_for_again(message: str) -> None:
     for headers in ({}, {"x-should-retry": "true"}, {"retry-after": "1"}):
         assert not of_status(429, message, message, "openai", "m", headers=headers).retriable

@@ -10,6 +10,7 @@ import pytest
 
 from agent_runtime_core._core.json_schema import misfit
 from agent_runtime_core.llm._schemas import dialect_of, output_schema, tool_parameters, with_schemas
+from tests.support.cases import for_each
 
 # What Anthropic's documentation of structured outputs accepts.
 ACCEPTED = {
@@ -82,7 +83,7 @@ def test_names_and_data_are_not_keywords() -> None:
     assert tool_parameters({**schema, "default": {"type": "array"}}, "openai")["default"] == {"type": "array"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "sent"),
     [
         ({"type": "string", "format": "date"}, None),
@@ -123,7 +124,7 @@ def test_an_answer_as_anthropic_accepts_it(schema: dict[str, Any], sent: dict[st
     assert output_schema(schema, "anthropic") == (sent or schema)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "inner",
     [
         {"type": "object", "additionalProperties": {"type": "integer"}},
@@ -168,8 +169,8 @@ def test_a_schema_that_refers_to_itself() -> None:
 # Tools.
 
 
-@pytest.mark.parametrize("dialect", ["openai", "anthropic", "gemini"])
-@pytest.mark.parametrize(
+@for_each("dialect", ["openai", "anthropic", "gemini"])
+@for_each(
     ("schema", "properties", "required"),
     [
         (None, {}, None),
@@ -257,7 +258,7 @@ GEMINI: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "sent"), GEMINI, ids=range(len(GEMINI)))
+@for_each(("schema", "sent"), GEMINI, ids=range(len(GEMINI)))
 def test_keywords_that_gemini_rejects(schema: dict[str, Any], sent: dict[str, Any]) -> None:
     root = {**closed(const=schema), "$schema": "x", "$defs": {"A": {"type": "integer", "minimum": 1}}}
     before = json.dumps(root)

@@ -103,8 +103,7 @@ async def started(house: House, *steps: PlanStep, **options: Any) -> AsyncIterat
 
 
 @pytest.mark.sentence(
-    "001",
-    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+    "001", "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service"
 )
 async def test_a_model_call_is_answered_by_a_provider_worker(place: Path | None) -> None:
     pack = PersonalityInstance(name="p", system_prompt="Be short.", model="m-1", default=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
+from tests.support.cases import for_each
 
 TRACING = Path(__file__).parents[2] / "src/agent_runtime_core/tracing"
 
 
-@pytest.mark.parametrize("path", sorted(TRACING.glob("*.py")), ids=lambda path: path.stem)
+@for_each("path", sorted(TRACING.glob("*.py")), ids=lambda path: path.stem)
 def test_private_attributes_are_only_read_from_self(path: Path) -> None:
     found = [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"

@@ -28,6 +28,8 @@ pytest.importorskip("pydantic")
 import pydantic
 import pydantic.dataclasses
 
+from tests.support.cases import for_each
+
 T = TypeVar("T")
 
 
@@ -202,7 +204,7 @@ def state_of(value: Any) -> Any:
     return type(value), value
 
 
-@pytest.mark.parametrize(("value", "annotation"), VALUES, ids=lambda each: str(each)[:60])
+@for_each(("value", "annotation"), VALUES, ids=lambda each: str(each)[:60])
 def test_a_value_is_read_back_as_it_was(value: Any, annotation: Any) -> None:
     write, read = codec_for(annotation)
     text = write(value)
@@ -212,7 +214,7 @@ def test_a_value_is_read_back_as_it_was(value: Any, annotation: Any) -> None:
     assert write(again) == text
 
 
-@pytest.mark.parametrize(("value", "annotation"), VALUES, ids=lambda each: str(each)[:60])
+@for_each(("value", "annotation"), VALUES, ids=lambda each: str(each)[:60])
 def test_without_the_annotation_and_for_other_programs_it_is_plain(value: Any, annotation: Any) -> None:
     text = codec_for(annotation)[0](value)
     plain = decode(text)
@@ -286,7 +288,7 @@ class Loose(pydantic.BaseModel):
     what: Any
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "annotation", "message"),
     [
         (Secret(key=pydantic.SecretStr("abc")), Secret, "$.key: a SecretStr is not JSON-serializable"),

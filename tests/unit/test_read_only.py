@@ -451,10 +451,7 @@ async def test_a_running_run_is_followed(folder: Path) -> None:
 
     registry = Registry()
     registry.register(Script(body, "slow"))
-    async with (
-        AgentRunner.open(path, registry=registry) as writer,
-        AgentRunner.open(path, read_only=True) as reader,
-    ):
+    async with AgentRunner.open(path, registry=registry) as writer, AgentRunner.open(path, read_only=True) as reader:
         await writer.submit("slow", run_id="slow")
         running = asyncio.create_task(writer.run_once())
         waits = asyncio.create_task(reader.wait("slow"))

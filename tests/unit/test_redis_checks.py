@@ -19,6 +19,7 @@ from agent_runtime_core._engines.redis.safety_checks import (
 )
 from agent_runtime_core._engines.redis.url import RedisAddress, redis_place
 from agent_runtime_core.errors import StorageError, UnsafeRedis
+from tests.support.cases import for_each
 
 HERE = redis_place("redis://127.0.0.1:6379/0")
 THERE = redis_place("rediss://me:hush@cache.example:6380/0")
@@ -62,7 +63,7 @@ UNSAFE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("setting", "severity", "info", "config", "value", "place"), UNSAFE, ids=[f"{row[0]}-{row[1]}" for row in UNSAFE]
 )
 def test_each_unsafe_setting_is_found_alone(
@@ -177,11 +178,7 @@ def test_the_error_names_every_refused_setting_its_value_and_the_way_out() -> No
         check(info, CONFIG | {"maxmemory-policy": "allkeys-lfu", "appendfsync": "no"}, THERE)
     error = caught.value
     assert isinstance(error, StorageError)
-    assert error.refused == {
-        "role": "slave",
-        "version": "5.0.1",
-        "maxmemory-policy": "allkeys-lfu",
-    }
+    assert error.refused == {"role": "slave", "version": "5.0.1", "maxmemory-policy": "allkeys-lfu"}
     for words in (*error.refused, *error.refused.values(), "noeviction", "6.2 or later", "name the master"):
         assert words in str(error)
     assert "allow_unsafe=1" in str(error)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from agent_runtime_core._core.validation import redacted_url
 from agent_runtime_core._engines.redis.url import RedisAddress, redis_place
 from agent_runtime_core.errors import InvalidArgument
+from tests.support.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "place"),
     [
         ("redis://h", RedisAddress(host="h", port=6379, db=0, prefix="arc")),
@@ -40,7 +41,7 @@ def test_what_a_url_says(url: str, place: RedisAddress) -> None:
     assert redis_place(url) == place
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "why"),
     [
         ("", "Redis URL must be redis://host:6379/0, rediss://host:6379/0 (TLS) or"),
@@ -104,7 +105,7 @@ def test_a_place_is_named_by_a_text() -> None:
         redis_place(b"redis://h")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "shown"),
     [
         ("redis://h:6379/0", "redis://h:6379/0"),

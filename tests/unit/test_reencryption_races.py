@@ -11,18 +11,7 @@ import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.runner import AgentRunner, reencrypt
-from tests.support.reencryption import (
-    BOTH,
-    CANARY,
-    KINDS,
-    NEW,
-    OLD,
-    Agents,
-    Place,
-    check,
-    fill,
-    place_of,
-)
+from tests.support.reencryption import BOTH, CANARY, KINDS, NEW, OLD, Agents, Place, check, fill, place_of
 
 
 @pytest.fixture(params=KINDS)

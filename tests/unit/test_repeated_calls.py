@@ -11,6 +11,7 @@ import pytest
 
 from agent_runtime_core._journal.record import DONE, STARTED, Record
 from agent_runtime_core.errors import StorageBusy
+from tests.support.cases import for_each
 from tests.support.runs import Rig, Script, soon
 
 
@@ -37,8 +38,8 @@ def cut_off(
     return limits
 
 
-@pytest.mark.parametrize("how", ["busy", "timeout"])
-@pytest.mark.parametrize(
+@for_each("how", ["busy", "timeout"])
+@for_each(
     # Nothing is recorded of a transaction that did not land.
     ("kind", "landed"), [("step", False), ("step", True), ("call", False), ("call", True), ("transaction", True)]
 )  # fmt: skip

@@ -12,6 +12,7 @@ from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rule_planner
 from agent_runtime_core.planning.rule_planner import read_arithmetic
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
+from tests.support.cases import for_each
 from tests.support.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
 
 TODOS = Tool(
@@ -41,8 +42,7 @@ async def made(prompt: str) -> Wanted:
 
 @pytest.mark.sentence("001", "PlanExecutor: generate a Plan DAG (few-shot planner or rules engine) and linearise it")
 @pytest.mark.sentence(
-    "003",
-    "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling",
+    "003", "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling"
 )
 @pytest.mark.parametrize(("prompt", "wanted"), TABLE, ids=[prompt for prompt, _ in TABLE])
 async def test_a_prompt_has_its_plan(prompt: str, wanted: Wanted) -> None:
@@ -58,8 +58,7 @@ def test_the_table_is_long_enough() -> None:
 
 
 @pytest.mark.sentence(
-    "003",
-    "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling",
+    "003", "`RuleBasedPlanner`: pattern matching for calculator and to-do operations, combination handling"
 )
 async def test_two_thousand_prompts_of_a_grammar_have_the_plans_it_knows() -> None:
     grammar = Grammar(2026)
@@ -123,7 +122,7 @@ async def test_what_is_no_sum_for_one_of_its_words_is_not_read_as_one(
     assert len(texts) <= asked
 
 
-@pytest.mark.parametrize(("prompt", "part"), REFUSED)
+@for_each(("prompt", "part"), REFUSED)
 async def test_what_nothing_matches_is_told_with_what_would(prompt: str, part: str) -> None:
     with pytest.raises(PlanningError) as refused:
         await made(prompt)

@@ -13,6 +13,7 @@ from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
+from tests.support.cases import for_each
 from tests.support.runs import Script
 
 TALK = UUID(int=7)
@@ -65,7 +66,7 @@ async def test_each_parameter_selects_runs(url: str | None, tmp_path: Path) -> N
         assert await keys(reason="canc") == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wanted",
     [
         {"status": 3}, {"status": [["failed"]]}, {"status": b"failed"}, {"until": "now"}, {"until": -1}, {"prefix": 3},

@@ -16,6 +16,7 @@ import pytest
 from agent_runtime_core._core import run_tasks
 from agent_runtime_core._core.context_vars import RUN, queued, start_helper
 from agent_runtime_core._core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
+from tests.support.cases import for_each
 from tests.support.runs import soon
 
 anyio: Any = None
@@ -292,7 +293,7 @@ async def is_busy(run: Run) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         *map(beside, [

@@ -48,6 +48,7 @@ from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
+from tests.support.cases import for_each
 from tests.support.runs import Rig, Script, soon, until
 
 
@@ -525,7 +526,7 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
         await asyncio.wait(tasks)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"if_running": "hope"}, "got 'hope'"),
@@ -1230,7 +1231,7 @@ def test_the_defaults_of_a_runner_config() -> None:
     assert (config.park_after, config.heartbeat_interval) == (5, 20)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"worker_id": ""}, " must be a string of 1 to 512 characters, got ''"),
@@ -1267,7 +1268,7 @@ def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
     assert [*inspect.signature(RunnerConfig).parameters] == [each.name for each in fields(RunnerConfig)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"priority": 1.5}, r"got 1\.5"),
@@ -1302,7 +1303,7 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         assert await rig.runner.runs() == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("verb", "options", "said"),
     [
         ("runs", {"status": "done"}, "Known: cancelled, dead, failed, pending, running and 3 more"),
@@ -1354,7 +1355,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
         AgentRunner(tools=[])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         # What get_runtime(key) gives where nobody registered that key.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agent_runtime_core.schema import misfit, misfits
+from tests.support.cases import for_each
 
 PERSON = {
     "type": "object",
@@ -23,7 +22,7 @@ TREE = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "schema"),
     [
         (1, {}),
@@ -72,7 +71,7 @@ def test_what_fits(value: Any, schema: dict[str, Any]) -> None:
     assert misfit(value, schema) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "schema", "said"),
     [
         (True, {"type": "integer"}, "$ must be an integer, got True"),

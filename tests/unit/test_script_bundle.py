@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.inspector.script_bundle import UnreadableScript, Word, bundled, words_in
+from tests.support.cases import for_each
 
 FILES = {
     "main.js": """\
@@ -68,7 +69,7 @@ def test_the_bundle_does_what_the_modules_do() -> None:
     assert (done.stdout, done.stderr) == (SHOWN, "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "line"),
     [
         ('import * as all from "./a.js";', 1),
@@ -126,7 +127,7 @@ def test_a_circle_is_an_error_that_shows_it() -> None:
         bundled(files, "main.js")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "'import' + \"import\" + `import`", "/import/.test(x)", "// import\n/* import\nimport */", "x.import",

@@ -18,6 +18,7 @@ from agent_runtime_core.persistence import Conversation, ConversationMessage, Pe
 from agent_runtime_core.persistence.documents import sqlite as documents
 from agent_runtime_core.queue import sqlite as queue
 from agent_runtime_core.state import sqlite as state
+from tests.support.cases import for_each
 from tests.support.runs import Script
 
 QUEUE = queue.SQLiteQueue.operation_sets[0]
@@ -66,7 +67,7 @@ def made(path: Path, schema: str) -> None:
         conn.executescript(schema)
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
+@for_each("schema", SCHEMAS)
 async def test_whatever_an_application_has_in_its_file_ours_is_made_and_used(tmp_path: Path, schema: str) -> None:
     path = tmp_path / "app.db"
     made(path, SCHEMAS[schema])
@@ -90,7 +91,7 @@ async def test_whatever_an_application_has_in_its_file_ours_is_made_and_used(tmp
         assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
+@for_each("schema", SCHEMAS)
 async def test_a_file_of_the_first_version_is_brought_to_the_newest(
     tmp_path: Path, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from agent_runtime_core._core.event_types import EventType
 from agent_runtime_core.errors import IllegalTransition
 from agent_runtime_core.status import TERMINAL, TRANSITIONS, RunStatus, StepStatus, check
+from tests.support.cases import for_each
 
 FREE = {
     ("pending", "running"),
@@ -31,7 +32,7 @@ EXPLICIT = {("waiting", "running")} | {
 PAIRS = list(itertools.product([status.value for status in RunStatus], repeat=2))
 
 
-@pytest.mark.parametrize(("old", "new"), PAIRS)
+@for_each(("old", "new"), PAIRS)
 def test_every_pair(old: str, new: str) -> None:
     for reopen in (False, True):
         if (old, new) in FREE or (reopen and (old, new) in EXPLICIT):

@@ -104,11 +104,7 @@ def test_a_name_may_have_had_several_and_they_others() -> None:
         known.view.journal_name("c", "s:0"),
         known.view.journal_name("c", "s:1"),
         known.view.journal_name("c", "s:3"),
-    ) == (
-        "a",
-        "b",
-        "c",
-    )
+    ) == ("a", "b", "c")
     with pytest.raises(StepExecutionError, match="'c'"):
         known.view.raise_recorded_failure("c", "s:2")
 

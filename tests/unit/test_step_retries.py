@@ -13,11 +13,7 @@ import pytest
 from agent_runtime_core._core.codec.json import encode
 from agent_runtime_core._execution.claim_writer import ClaimWriter
 from agent_runtime_core._journal.record import DONE, RETRYING, Record
-from agent_runtime_core.errors import (
-    StepExecutionError,
-    StorageBusy,
-    WaitTimeout,
-)
+from agent_runtime_core.errors import StepExecutionError, StorageBusy, WaitTimeout
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.queue import InMemoryQueue

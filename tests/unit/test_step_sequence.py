@@ -33,6 +33,7 @@ from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run, open_run_sync
 from agent_runtime_core.steps import AlreadyDone, Backoff, State, Step, StepExecutor, register_type
 from agent_runtime_core.testing import MockRunContext
+from tests.support.cases import for_each
 from tests.support.runs import Rig, soon
 
 
@@ -720,8 +721,7 @@ async def test_resume_false_runs_a_recorded_list_anew_and_that_stays(place: Path
 
 
 @pytest.mark.parametrize(
-    ("now", "found"),
-    [(["b", "a", "c"], "b"), (["a", "x", "c"], "x"), (["a"], None), (["x", "a", "b"], "x")],
+    ("now", "found"), [(["b", "a", "c"], "b"), (["a", "x", "c"], "x"), (["a"], None), (["x", "a", "b"], "x")]
 )
 async def test_another_list_than_the_recorded_one_is_refused(
     place: Path | None, now: list[str], found: str | None
@@ -878,9 +878,9 @@ async def test_steps_added_at_the_end_are_fine_and_renamed_ones_with_a_word(plac
         assert calls == ["a", "b", "c", "c", "d"]
 
 
-@pytest.mark.parametrize("old", ["a", "b"])
-@pytest.mark.parametrize("lines", [["ab", "bc"], ["bc", "ab"], ["ac", "bc"], ["ab", "bc", "ca"]])
-@pytest.mark.parametrize("door", ["chain", "apart", "graph", "step"])
+@for_each("old", ["a", "b"])
+@for_each("lines", [["ab", "bc"], ["bc", "ab"], ["ac", "bc"], ["ab", "bc", "ca"]])
+@for_each("door", ["chain", "apart", "graph", "step"])
 async def test_a_step_that_was_renamed_more_than_once_is_found(old: str, lines: list[str], door: str) -> None:
     calls = Calls()
 

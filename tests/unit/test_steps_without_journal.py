@@ -18,6 +18,7 @@ from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepE
 from agent_runtime_core.interfaces import EventType, RunContext
 from agent_runtime_core.steps import ExecutionState, State, Step, StepExecutor, StepResult, StepStatus
 from agent_runtime_core.testing import MockRunContext
+from tests.support.cases import for_each
 
 KEY = "_step_executor_state"
 
@@ -348,9 +349,7 @@ async def test_checkpoint_false_is_not_in_an_earlier_checkpoint() -> None:
     ctx = MockRunContext()
     light = Flaky(0)
     with pytest.raises(StepExecutionError):
-        await StepExecutor(ctx).run(
-            [Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", Flaky(1))],
-        )
+        await StepExecutor(ctx).run([Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", Flaky(1))])
     assert [each[KEY]["completed_steps"] for each in ctx.get_checkpoints()] == [["a"]]
     await StepExecutor(ctx).run([Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", returning(3))])
     assert light.calls == 2
@@ -628,7 +627,7 @@ def test_a_step_has_the_defaults_of_the_signature() -> None:
     assert (step.retry_on, step.backoff, step.on_in_doubt, step.returns) == (Exception, None, "retry", None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         ({"name": ""}, "step name must be a non-empty string, got ''"),

@@ -10,14 +10,10 @@ import pytest
 
 from agent_runtime_core import persistence
 from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore
+from tests.support.cases import for_each
 
 if TYPE_CHECKING:
-    from agent_runtime_core.persistence import (
-        FileMemoryStore,
-        InMemoryKnowledgeStore,
-        RedisAuditStore,
-        SQLiteTaskStore,
-    )
+    from agent_runtime_core.persistence import FileMemoryStore, InMemoryKnowledgeStore, RedisAuditStore, SQLiteTaskStore
 
 KINDS = ("Memory", "Conversation", "Task", "Preferences", "Knowledge", "Audit")
 ARGUMENTS = {
@@ -29,8 +25,8 @@ ARGUMENTS = {
 OF_KIND = {"Knowledge": ["max_vectors"], "Audit": ["max_age", "max_entries"]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prefix", ARGUMENTS)
+@for_each("kind", KINDS)
+@for_each("prefix", ARGUMENTS)
 def test_arguments_are_named(prefix: str, kind: str) -> None:
     store: Any = getattr(persistence, f"{prefix}{kind}Store")
     parameters = inspect.signature(store).parameters
@@ -40,8 +36,8 @@ def test_arguments_are_named(prefix: str, kind: str) -> None:
         store(sesion_id="s")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prefix", ARGUMENTS)
+@for_each("kind", KINDS)
+@for_each("prefix", ARGUMENTS)
 def test_at_most_two_classes_are_above_a_store(prefix: str, kind: str) -> None:
     store: Any = getattr(persistence, f"{prefix}{kind}Store")
     place, *above = store.__mro__[1:]

@@ -174,10 +174,7 @@ async def test_readme_branching() -> None:
 
     # Fork a conversation
     forked_conv = Conversation(
-        id=uuid4(),
-        title="Forked conversation",
-        parent_conversation_id=original_conv.id,
-        active_branch_id=branch_id,
+        id=uuid4(), title="Forked conversation", parent_conversation_id=original_conv.id, active_branch_id=branch_id
     )
 
     await store.add_message(original_conv.id, edited_msg)

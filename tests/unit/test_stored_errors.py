@@ -42,6 +42,7 @@ from agent_runtime_core.errors import (
     text_of,
 )
 from agent_runtime_core.steps import register_type
+from tests.support.cases import for_each
 from tests.support.runs import Rig, twice, twice_values
 
 
@@ -315,7 +316,7 @@ async def test_both_executions_raise_the_same(place: Path | None, make: Callable
     assert raised[0] is not raised[1]
 
 
-@pytest.mark.parametrize("make", COMPLETE)
+@for_each("make", COMPLETE)
 async def test_an_error_that_is_stored_in_full_stays_the_object_it_was(make: Callable[[], Exception]) -> None:
     error = make()
     _, _, raised = await in_both(None, lambda: error)
@@ -324,7 +325,7 @@ async def test_an_error_that_is_stored_in_full_stays_the_object_it_was(make: Cal
     assert raised[1].__cause__.__traceback__ is None
 
 
-@pytest.mark.parametrize("make", INCOMPLETE)
+@for_each("make", INCOMPLETE)
 async def test_an_error_that_is_not_stored_in_full_keeps_its_class_and_traceback(make: Callable[[], Exception]) -> None:
     error = make()
     _, _, raised = await in_both(None, lambda: error)
@@ -453,7 +454,7 @@ def test_a_class_that_changed_its_slots_is_not_built() -> None:
 # -- limits and secrets
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["api_key", "apikey", "x-api-key", "Authorization", "access_token", "token", "_Client__secret", "set-cookie",
      "client_secret", "secret_key", "PASSWORD", "db_passwd", "credentials"],
@@ -561,10 +562,7 @@ async def test_steps_of_lists_and_maps_raise_the_same_when_they_run_again(place:
 
     async def body(ctx: Any) -> Any:
         found = []
-        for run in (
-            lambda: StepExecutor(ctx).run([Step("a", fails)]),
-            lambda: StepExecutor(ctx).map("b", fails, [1]),
-        ):
+        for run in (lambda: StepExecutor(ctx).run([Step("a", fails)]), lambda: StepExecutor(ctx).map("b", fails, [1])):
             with pytest.raises(StepExecutionError) as caught:
                 await run()
             found.append(wrapped(caught.value))
@@ -594,7 +592,7 @@ async def test_a_transaction_raises_the_same(tmp_path: Path) -> None:
     assert first == again
 
 
-@pytest.mark.parametrize("make", [*COMPLETE, *INCOMPLETE, lambda: CircuitOpen("no", after=2.0, provider="p")])
+@for_each("make", [*COMPLETE, *INCOMPLETE, lambda: CircuitOpen("no", after=2.0, provider="p")])
 async def test_a_call_of_the_library_raises_the_same_unwrapped(make: Callable[[], Exception]) -> None:
     async def fails(attempt: int) -> None:
         raise make()

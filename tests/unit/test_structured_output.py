@@ -12,6 +12,7 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.schema import misfit
 from agent_runtime_core.tools.structured_output import Output
+from tests.support.cases import for_each
 
 
 class Mood(Enum):
@@ -69,7 +70,7 @@ ULM = {"name": "Ulm", "height": 478}
 # -- what fits
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "said", "value"),
     [
         (Place, {"name": "Ulm", "height": 478}, Place("Ulm", 478.0)),
@@ -144,7 +145,7 @@ def test_a_fence_inside_a_text_is_part_of_it() -> None:
 # -- what does not
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "text", "problem"),
     [
         (Place, "", "invalid JSON"),
@@ -230,7 +231,7 @@ NODE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "said", "value"),
     [
         (list[str], ["x"], ["x"]),

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import (
-    AgentRunner,
-    MockRunContext,
-    RunStatus,
-    ToolCallingAgent,
-    ToolRegistry,
-)
+from agent_runtime_core import AgentRunner, MockRunContext, RunStatus, ToolCallingAgent, ToolRegistry
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core.errors import RunFailed
 from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager

@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
 import pytest
@@ -131,18 +131,28 @@ async def test_a_closed_manager_opens_its_stores_anew_for_tenants_too(tmp_path: 
     await manager.close()
 
 
-class OfTenants(PlainMemory):
+class OfTenants:
+    """A store of one's own with a store of the same kind for each tenant."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.parts: dict[str, PlainMemory] = {}
+        self.parts: dict[str, Self] = {}
 
-    def for_tenant(self, tenant: str) -> PlainMemory:
-        return self.parts.setdefault(tenant, PlainMemory())
+    def for_tenant(self, tenant: str) -> Self:
+        return self.parts.setdefault(tenant, type(self)())
+
+
+class MemoryOfTenants(OfTenants, PlainMemory):
+    pass
+
+
+class ConversationsOfTenants(OfTenants, PlainConversations):
+    pass
 
 
 async def test_a_store_of_ones_own_serves_tenants_only_if_it_says_so() -> None:
     manager = PersistenceManager(
-        PersistenceConfig(memory_store=OfTenants(), conversation_store_class=PlainConversations)
+        PersistenceConfig(memory_store=MemoryOfTenants(), conversation_store_class=PlainConversations)
     )
     theirs = manager.for_tenant("a")
     await theirs.memory.set("key", 1)
@@ -263,18 +273,9 @@ async def test_a_change_of_the_header_during_the_move_is_moved(
         assert (moved.title, len(moved.messages)) == ("changed", 2)
 
 
-class PlainOfTenants(PlainConversations):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: dict[str, PlainConversations] = {}
-
-    def for_tenant(self, tenant: str) -> PlainConversations:
-        return self.parts.setdefault(tenant, PlainConversations())
-
-
 @pytest.mark.parametrize("kill", [False, True])
 async def test_a_conversation_of_a_store_of_ones_own_moves_also_after_a_kill(kill: bool) -> None:
-    store = PlainOfTenants()
+    store = ConversationsOfTenants()
     manager = PersistenceManager(PersistenceConfig(conversation_store=store))
     await store.save(said("one", "two"))
     if kill:  # after it was stored with the tenant, and before it was deleted

@@ -15,6 +15,7 @@ from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import Tool, ToolRegistry, tool
 from agent_runtime_core.tools.annotations import schema_of, typed
+from tests.support.cases import for_each
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -66,7 +67,7 @@ UserId = NewType("UserId", int)
 POINT = Point(1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "hint", "wanted"),
     [
         (3.0, int, 3),

@@ -29,6 +29,7 @@ from agent_runtime_core.testing import MockRunContext, crash_everywhere
 from agent_runtime_core.tools.base import BaseTool, ToolResult
 from agent_runtime_core.tools.confirmation import answer_schema, decision_of, misfit_of_answer
 from agent_runtime_core.tools.registry import ToolRegistry
+from tests.support.cases import for_each
 from tests.support.command_line import Commands
 from tests.support.runs import Rig
 from tests.support.scripted_model import Scripted, asks, call
@@ -694,9 +695,9 @@ async def test_a_run_on_redis_is_answered_by_another_process(answers: tuple[Any,
     assert made.paid == ([101, 102] if good is True else [])
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("payload", [True, "yes", {"approved": True, "tool_args": {"amount": 37}}, "retry"])
-@pytest.mark.parametrize("name", ["tool:pay", "in_doubt:tool"])
+@for_each("early", [False, True])
+@for_each("payload", [True, "yes", {"approved": True, "tool_args": {"amount": 37}}, "retry"])
+@for_each("name", ["tool:pay", "in_doubt:tool"])
 def test_a_signal_of_a_sender_who_may_not_approve_changes_no_question(
     name: str, payload: Any, early: bool, tmp_path: Path
 ) -> None:

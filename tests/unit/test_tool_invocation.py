@@ -45,6 +45,7 @@ from agent_runtime_core.tools import (
     answer_call,
     tool,
 )
+from tests.support.cases import for_each
 from tests.support.tool_corpus import BAD, GOOD, Bad, Good, registry
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -80,7 +81,7 @@ def test_the_corpus_has_two_hundred_different_malformed_calls() -> None:
     assert len({(case.tool, repr(case.arguments)) for case in GOOD}) == len(GOOD) >= 60
 
 
-@pytest.mark.parametrize("case", BAD, ids=_label)
+@for_each("case", BAD, ids=_label)
 async def test_a_malformed_call_is_answered_and_never_made(case: Bad) -> None:
     seen: list[Any] = []
     asked: list[Any] = []
@@ -107,7 +108,7 @@ async def test_a_malformed_call_is_answered_and_never_made(case: Bad) -> None:
         assert asked == [] or "could not be constructed" in again.content or "must fit a float" in again.content
 
 
-@pytest.mark.parametrize("case", GOOD, ids=_label)
+@for_each("case", GOOD, ids=_label)
 async def test_a_good_call_is_made_with_typed_values(case: Good) -> None:
     seen: list[Any] = []
     answer = await answer_call(registry(seen), _call(case.tool, case.arguments), MockRunContext())
@@ -137,7 +138,7 @@ async def test_a_long_list_of_problems_is_cut() -> None:
 # -- good answers
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("result", "content"),
     [
         ("plain", "plain"),
@@ -196,7 +197,7 @@ class Array:
         return [1, 2]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("result", "plain"),
     [
         (float("nan"), "NaN"),

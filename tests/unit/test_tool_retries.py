@@ -15,6 +15,7 @@ from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.retry import Backoff
 from agent_runtime_core.testing import MockLLMClient, MockLLMResponse, MockRunContext
 from agent_runtime_core.tools import BaseTool, Tool, ToolResult, answer_call
+from tests.support.cases import for_each
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -101,7 +102,7 @@ async def test_the_last_error_is_raised() -> None:
     assert len(flaky.keys) == 6
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "retry_on", "attempts"),
     [
         (ConnectionError(), ConnectionError, 3),

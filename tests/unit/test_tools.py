@@ -19,6 +19,7 @@ from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import Tool, ToolDefinition, ToolRegistry, UnknownTool
 from agent_runtime_core.tools.schema import context_parameter, place_context
+from tests.support.cases import for_each
 from tests.support.runs import soon
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def test_what_from_function_is_told_wins() -> None:
     assert (tool.has_side_effects, tool.requires_confirmation, tool.metadata) == (True, False, {"k": 1})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "schema"),
     [
         (str, {"type": "string"}),

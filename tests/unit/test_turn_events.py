@@ -11,6 +11,7 @@ import pytest
 from agent_runtime_core.errors import InvalidTurn
 from agent_runtime_core.turns import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepResultChunk, TurnEvent
 from agent_runtime_core.turns.events import Payload
+from tests.support.cases import for_each
 
 SAID = [{"role": "user", "content": "hello"}]
 NOW = _dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=_dt.UTC)
@@ -46,7 +47,7 @@ def test_an_envelope_has_the_fields_of_the_spec_and_no_others() -> None:
     assert told["timestamp"] == "2026-01-02T03:04:05+00:00"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "field"),
     [
         ({"topic": "agent.turn"}, "topic"),
@@ -69,7 +70,7 @@ def test_an_envelope_that_does_not_fit_is_refused_by_field(change: dict[str, Any
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("turn", "field"),
     [
         ({}, "messages"),

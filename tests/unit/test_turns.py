@@ -147,8 +147,7 @@ def actions(envelopes: list[EventEnvelope]) -> list[str]:
 
 
 @pytest.mark.sentence(
-    "001",
-    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+    "001", "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context"
 )
 async def test_a_turn_is_planned_carried_out_and_told(place: Path | None) -> None:
     async with House(place) as house:
@@ -240,8 +239,7 @@ async def test_an_unknown_turn_and_a_run_that_is_no_turn(place: Path | None) -> 
 
 
 @pytest.mark.sentence(
-    "001",
-    "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service",
+    "001", "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service"
 )
 async def test_a_model_answers_in_pieces_with_the_personality_of_the_turn() -> None:
     packs = PackSet.of({
@@ -288,9 +286,7 @@ async def test_a_client_of_a_turn_may_tell_no_usage() -> None:
         assert (turn.response, turn.metrics.prompt_tokens) == ("a", 0)
 
 
-async def test_what_a_recorded_call_used_is_told_though_the_turn_was_cut_before_it_was_kept(
-    place: Path | None,
-) -> None:
+async def test_what_a_recorded_call_used_is_told_though_the_turn_was_cut_before_it_was_kept(place: Path | None) -> None:
     inside = asyncio.Event()
     async with House(place) as house:
         client = MockLLMClient(["four"])
@@ -1129,8 +1125,7 @@ async def test_a_late_result_changes_no_step_that_has_ended() -> None:
 
 
 @pytest.mark.sentence(
-    "001",
-    "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context",
+    "001", "TurnManager: accept `TurnEvent` from API layer, attach `trace_id`, pick personality, load session context"
 )
 async def test_turns_of_one_conversation_go_one_after_the_other_and_remember() -> None:
     async with House() as house:

@@ -28,6 +28,7 @@ from agent_runtime_core._core.codec.typed import build, codec_for, register_type
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.persistence import Task, TaskState
+from tests.support.cases import for_each
 from tests.support.codec_values import (
     QUICK,
     Color,
@@ -128,7 +129,7 @@ TREE = Tree(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("annotation", "value"),
     [
         (Point, Point(1, 2.5)), (Tree, TREE), (list[Tree], [TREE, TREE]), (Color, Color.CRIMSON), (Level, Level.HIGH),
@@ -174,7 +175,7 @@ def test_an_annotated_result_is_plain_json_in_the_store() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "annotation",
     [None, Any, int, dict, list[int], dict[str, Any], dict[str, list[int]], str | None, int | str, tuple[int, ...],
      set[str], object, UUID, type(None), Literal["a"], Ids, tuple[int, int] | list[int], Annotated[int, []]],
@@ -207,7 +208,7 @@ def test_codecs_keep_the_limit_and_want_the_type_itself() -> None:
         codec_for("Point")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("annotation", "value", "path", "told"),
     [
         (Point, {"x": 1}, "$", r"\$: the annotation says Point, got a dict\. Correct the annotation or the value"),
@@ -235,12 +236,7 @@ def test_codecs_keep_the_limit_and_want_the_type_itself() -> None:
             r"\$: the JSON of a str fits more than one of Color \| str\. Annotate Any, and register_type\(Color\)",
         ),
         (Color | Mood, Color.GREEN, "$", "no fit"),
-        (
-            list[Color] | list[str],
-            ["RED"],
-            "$",
-            "Annotate Any, and register_type the dataclasses and Enums in it",
-        ),
+        (list[Color] | list[str], ["RED"], "$", "Annotate Any, and register_type the dataclasses and Enums in it"),
         (Point | Twin, Twin(1), "$", r"register_type\(Twin\)"),
         (
             Point | Spot,
@@ -381,7 +377,7 @@ SAMPLES: dict[Any, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tag", sorted(OWN))
+@for_each("tag", sorted(OWN))
 def test_a_model_of_this_library_is_a_result_without_an_annotation(tag: str) -> None:
     module, _, name = OWN[tag].partition(":")
     cls = getattr(importlib.import_module(module), name)
@@ -520,7 +516,7 @@ class Worker:
         return Color.RED
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fn", "expected"),
     [
         (gives_tree, Tree), (gives_points, list[Point]), (gives_unreadable, None), (gives_awaitable, Point),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.messages import messages_view
@@ -15,6 +13,7 @@ from agent_runtime_core._views.timeline import timeline_view
 from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.inspector import run_html
 from agent_runtime_core.registry import Registry
+from tests.support.cases import for_each
 from tests.support.runs import Script
 
 NAMES = ("model", "tool", "history", "plan", "call:x", "signal:x", "sleep", "task", "map")
@@ -34,7 +33,7 @@ async def _steps(ctx: Any) -> str:
     return "done"
 
 
-@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@for_each("value", VALUES, ids=range(len(VALUES)))
 async def test_a_step_may_have_any_name_and_result(value: Any) -> None:
     registry = Registry()
     registry.register(Script(_steps, "steps"))

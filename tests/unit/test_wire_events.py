@@ -26,6 +26,7 @@ from agent_runtime_core.errors import StorageCorrupt, UnserialisableResult
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.events.base import PUBLISH
 from agent_runtime_core.events.event import lazy_event
+from tests.support.cases import for_each
 from tests.support.codec_values import QUICK, keys, texts, values
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
@@ -154,7 +155,7 @@ def test_dataclasses_and_enums_become_their_fields_and_names() -> None:
     assert json.loads(plain_json(gone)) == plain, "types that are not registered in this process"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "plain"),
     [
         ('{"$":"later","v":[{"$":"uuid","v":"u"}]}', ["u"]),  # a later version of the library wrote it

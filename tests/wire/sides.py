@@ -89,12 +89,7 @@ def calls_of(response: LLMResponse) -> list[tuple[str, str, Any]]:
 
 
 async def ask(
-    client: LLMClient,
-    messages: list[Any],
-    *,
-    streamed: bool,
-    into: list[LLMStreamChunk] | None = None,
-    **options: Any,
+    client: LLMClient, messages: list[Any], *, streamed: bool, into: list[LLMStreamChunk] | None = None, **options: Any
 ) -> LLMResponse:
     """The answer, streamed or at once; `into` gets the pieces of a stream, also those before an error."""
     if not streamed:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.wire
 PLAN = {
     "final_goal": "the product",
     "steps": [
-        {"step_number": 1, "kind": "tool_call", "tool_name": "calculator", "tool_input": {"expression": "6 * 7"}},
+        {"step_number": 1, "kind": "tool_call", "tool_name": "calculator", "tool_input": {"expression": "6 * 7"}}
     ],
 }
 

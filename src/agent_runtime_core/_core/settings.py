@@ -12,16 +12,7 @@ from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from ..errors import UnknownSetting, brief
-from .validation import (
-    SECRET_NAME,
-    Shown,
-    is_number,
-    must,
-    redacted_url,
-    type_name,
-    unknown,
-    without_credentials,
-)
+from .validation import SECRET_NAME, Shown, is_number, must, redacted_url, type_name, unknown, without_credentials
 
 _Kind = TypeVar("_Kind")
 _DEEPEST: Final = 8  # levels of a setting that are shown

@@ -18,17 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.lazy_import import BUILT_IN, check_scheme, installed_schemes, load, package_of
-from ..config import (
-    FIELDS,
-    PREFIX,
-    SETTINGS,
-    VARIABLES,
-    from_environment,
-    get_config,
-    misspelt,
-    place_of,
-    variable_of,
-)
+from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of, variable_of
 from ..errors import AgentRuntimeError, brief
 from ..queue.records import RunRow
 from ..registry import Registry

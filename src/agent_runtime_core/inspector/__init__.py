@@ -9,9 +9,4 @@ from .._core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .export import run_html as run_html
 else:
-    __all__, __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            ".export": "run_html",
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy_exports(__name__, {".export": "run_html"})

@@ -276,10 +276,7 @@ def _configured_model() -> str:
 
 
 def _prompt(
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[dict[str, Any]] | None,
-    model: str,
-    extra: Mapping[str, Any],
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, extra: Mapping[str, Any]
 ) -> dict[str, Any]:
     instruction = schema_prompt(extra.get("response_format"))
     system, turns = conversation_of(messages, signed="claude" in model.lower(), instruction=instruction)

@@ -13,13 +13,7 @@ from typing import Any
 from .._core.clock import Clock
 from .._core.lazy_import import load
 from ..config import get_config
-from ..errors import (
-    ContextOverflow,
-    ModelNotFound,
-    NotConfigured,
-    ProviderError,
-    RequestRefused,
-)
+from ..errors import ContextOverflow, ModelNotFound, NotConfigured, ProviderError, RequestRefused
 from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
 from ._fallbacks import openai_fallbacks

@@ -14,13 +14,7 @@ from urllib.parse import urlsplit
 
 from .._core.lazy_import import load
 from ..config import get_config
-from ..errors import (
-    MissingDependency,
-    NotSupported,
-    ProviderError,
-    ProviderUnavailable,
-    StreamCut,
-)
+from ..errors import MissingDependency, NotSupported, ProviderError, ProviderUnavailable, StreamCut
 from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
 from ._client_per_loop import PerLoopClients, with_traceparent

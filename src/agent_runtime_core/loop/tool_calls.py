@@ -24,16 +24,7 @@ from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, Unseri
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import parsed_arguments
-from ..tools.invocation import (
-    BAD_ARGUMENTS,
-    ENDS_RUN,
-    FAILED,
-    UNKNOWN_TOOL,
-    ToolAnswer,
-    answer_call,
-    answer_read,
-    ran,
-)
+from ..tools.invocation import BAD_ARGUMENTS, ENDS_RUN, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read, ran
 from ..tools.names import tool_name
 from ..tools.registry import ToolRegistry
 from ..tools.results import as_plain, text_of_result

@@ -397,10 +397,7 @@ _RULES: Final = [
     *_rules(
         "delete", rf"(?:delete|remove|erase)(?: off)? (?P<text>.+?){_FROM}", rf"take (?P<text>.+?) off (?:{_LIST})"
     ),
-    *_rules(
-        "get",
-        r"(?:get|fetch|look up|find|show|open|read|view|display|give|what is|what's)(?: me)? (?P<text>.+)",
-    ),
+    *_rules("get", r"(?:get|fetch|look up|find|show|open|read|view|display|give|what is|what's)(?: me)? (?P<text>.+)"),
     # Last and weak: no word of it names the list.
     *_rules("add", r"(?:add|put) (?P<text>(?:[\W_]|(?![0-9])\d)*+[^\W\d_][^0-9]*+)"),
 ]

@@ -20,14 +20,7 @@ from ..interfaces import RunResult
 from ..persistence.base.audit import AuditStore
 from ..persistence.fencing import FencedWrites
 from ..persistence.manager import PersistenceManager
-from ..persistence.models import (
-    AuditEntry,
-    AuditEventType,
-    ErrorRecord,
-    ErrorSeverity,
-    PerformanceMetric,
-    moment,
-)
+from ..persistence.models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, moment
 from ..queue.records import RunRow
 from .backends import Backends
 from .completion_hooks import HistoryReader

@@ -147,12 +147,7 @@ class ReplayLLMClient(LLMClient):
         return self._answer(messages, model, tools)
 
     async def stream(
-        self,
-        messages: list[Any],
-        *,
-        model: str | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
+        self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         for chunk in chunks_of(self._answer(messages, model, tools)):
             yield chunk
@@ -238,24 +233,13 @@ class RecordingLLMClient(LLMClient):
         request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
         number = next(self._requests)
         response = await self._client.generate(
-            messages,
-            model=model,
-            stream=stream,
-            tools=tools,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            **kwargs,
+            messages, model=model, stream=stream, tools=tools, temperature=temperature, max_tokens=max_tokens, **kwargs
         )
         await in_thread(self._record, number, request, response)
         return response
 
     async def stream(
-        self,
-        messages: list[Any],
-        *,
-        model: str | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
+        self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         request = _json_tree({"messages": messages, "model": model, "tools": tools or None}, "the request")
         number, buffer, recorded = next(self._requests), StreamBuffer(), False

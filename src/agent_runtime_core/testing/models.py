@@ -100,12 +100,7 @@ class MockLLMClient(LLMClient):
         return self._answer(messages, model, tools, given | kwargs)
 
     async def stream(
-        self,
-        messages: list[Any],
-        *,
-        model: str | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        **kwargs: Any,
+        self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         for chunk in chunks_of(self._answer(messages, model, tools, kwargs)):
             yield chunk

@@ -12,14 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
-from agent_runtime_core.persistence.models import (
-    AuditEntry,
-    ErrorRecord,
-    PerformanceMetric,
-    Scope,
-    moment,
-    new_id,
-)
+from agent_runtime_core.persistence.models import AuditEntry, ErrorRecord, PerformanceMetric, Scope, moment, new_id
 from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.testing.contracts.checks import Cases, opened, refused, same
 from agent_runtime_core.testing.contracts.persistence.audit import CALL, HOUR, NOON, RESULT, Case, Make, at

@@ -50,11 +50,7 @@ class SafetyFinding(NamedTuple):
         return f"{self.setting} is {self.value!r}, {self.why}: {self.remedy}"
 
 
-def check(
-    info: Mapping[str, object],
-    config: Mapping[str, object] | None,
-    place: RedisAddress,
-) -> list[SafetyFinding]:
+def check(info: Mapping[str, object], config: Mapping[str, object] | None, place: RedisAddress) -> list[SafetyFinding]:
     """Return all `findings`, and log each once until the server restarts, except those of `DAILY`.
 
     Raises:
@@ -96,9 +92,7 @@ def _log_once(
 
 
 def findings(
-    info: Mapping[str, object],
-    config: Mapping[str, object] | None,
-    place: RedisAddress,
+    info: Mapping[str, object], config: Mapping[str, object] | None, place: RedisAddress
 ) -> list[SafetyFinding]:
     """Return the unsafe settings of a server, refused ones first.
 

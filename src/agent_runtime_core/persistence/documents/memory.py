@@ -121,9 +121,4 @@ class MemoryDocuments(MemoryBackend, DocumentStore):
     """Document store in the memory of this process. The documents are lost when the process ends."""
 
     operation_sets: ClassVar[OperationSets] = (CONCERN,)
-    reads: ClassVar[Reads] = {
-        "get": _get,
-        "find": _find,
-        "words": _words,
-        "kinds": _kinds,
-    }
+    reads: ClassVar[Reads] = {"get": _get, "find": _find, "words": _words, "kinds": _kinds}

@@ -253,13 +253,7 @@ class SQLiteDocuments(SQLiteBackend, DocumentStore):
     """Document store in a SQLite file, for all processes on the machine."""
 
     operation_sets: ClassVar[OperationSets] = (CONCERN,)
-    reads: ClassVar[Reads] = {
-        "get": get,
-        "find": find,
-        "words": words_of_kind,
-        "kinds": kinds,
-        "search": search,
-    }
+    reads: ClassVar[Reads] = {"get": get, "find": find, "words": words_of_kind, "kinds": kinds, "search": search}
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)

@@ -6,13 +6,7 @@ from typing import Any
 
 from ...._engines.base import INSTALL, Op
 from ....errors import InvalidArgument, LeaseLost
-from ....persistence.documents.base import (
-    Collection,
-    Document,
-    DocumentMissing,
-    Entry,
-    VersionConflict,
-)
+from ....persistence.documents.base import Collection, Document, DocumentMissing, Entry, VersionConflict
 from ...clock import VirtualClock
 from ..checks import Cases, refused, same
 from .documents_fixtures import NEW, OLD, RUN, Case, Make, advance, keys_of, opened

@@ -6,11 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from ....persistence.documents.base import (
-    Collection,
-    Document,
-    DocumentStore,
-)
+from ....persistence.documents.base import Collection, Document, DocumentStore
 from ...clock import VirtualClock
 from .. import checks
 
