@@ -186,11 +186,13 @@ async def _statements(path: Path) -> Iterator[tuple[str, float]]:
     finally:
         sqlite3.connect = connect
     commits = sum(each.startswith("COMMIT") for each in statements)
-    return iter([
-        ("SQL statements of a run", len(statements) / runs),
-        ("transactions of a run", commits / runs),
-        ("log pages of a run", pages / runs),
-    ])  # fmt: skip
+    return iter(
+        [
+            ("SQL statements of a run", len(statements) / runs),
+            ("transactions of a run", commits / runs),
+            ("log pages of a run", pages / runs),
+        ]
+    )
 
 
 def _log_pages(connect: Callable[..., sqlite3.Connection], path: Path, mode: str = "PASSIVE") -> int:

@@ -120,8 +120,9 @@ class _Talk:
     async def turn(self) -> float:
         """Return the milliseconds of one turn."""
         given: dict[str, Any] = {
-            "conversation_id": str(self.conversation.id), "messages": [{"role": "user", "content": TEXT}]
-        }  # fmt: skip
+            "conversation_id": str(self.conversation.id),
+            "messages": [{"role": "user", "content": TEXT}],
+        }
         async with Hold() as hold:
             await asyncio.sleep(0.005)
             since = time.perf_counter()
@@ -149,12 +150,14 @@ def conversation(size: Size) -> Iterator[Line]:
         held = [statistics.median(talk.held) for talk in talks]
         loop.run(runner.close())
         loop.run(stores.close())
-    yield Line(f"the first turn of a process after {lengths[-1]} messages", first, "ms",
-               note=f"loop held {first_held:.1f} ms")  # fmt: skip
+    yield Line(
+        f"the first turn of a process after {lengths[-1]} messages", first, "ms", note=f"loop held {first_held:.1f} ms"
+    )
     for length, took, longest in zip(lengths, taken, held, strict=True):
         last = length == lengths[-1]
         name = f"a turn after {length} messages"
-        yield Line(name, took, "ms", most=size.bar(TURN) if last else None, beside=taken[0],
-                   note=f"{lengths[0]} messages")  # fmt: skip
+        yield Line(
+            name, took, "ms", most=size.bar(TURN) if last else None, beside=taken[0], note=f"{lengths[0]} messages"
+        )
         yield Line(f"{name}, loop held", longest, "ms", most=size.bar(held[0] + TURN_HOLD) if last else None,
                    beside=held[0], note=f"{lengths[0]} messages")  # fmt: skip

@@ -132,6 +132,8 @@ def _growth(size: Size) -> Line:
         text = asyncio.run(pages_read(path, count, _page))
         grown = size_on_disk(path)
     return Line(
-        f"store after {count} turns of an agent with {text / 1e6:.2f} MB of text", grown / 1e6, "MB",
+        f"store after {count} turns of an agent with {text / 1e6:.2f} MB of text",
+        grown / 1e6,
+        "MB",
         most=size.bar(GROWTH / 1e6),
-    )  # fmt: skip
+    )

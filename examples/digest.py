@@ -50,8 +50,10 @@ from agent_runtime_core.portal import from_thread
 LARGEST, MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_RANKED = 32 * 2**20, 300, 30, 300, 3000, 5000
 MOST_ASKED = 20_000  # characters of a text that a model is sent
 WORD = re.compile(r"(?<!\w)[^\W\d_]{4,30}(?!\w)")
-COMMON = frozenset(WORD.findall("""about also been does each from have into more only other over some such than that
-    their them then there these they this what when where which while will with would your"""))  # fmt: skip
+COMMON = frozenset(
+    WORD.findall("""about also been does each from have into more only other over some such than that
+    their them then there these they this what when where which while will with would your""")
+)
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 FENCED = re.compile(r"^(```|~~~).*\n(?:(?!\1).*\n)*\1[ \t]*$", re.M)
 UNDERLINED = re.compile(r"^(\S.{0,200})\n(?:={3,}|-{3,}|~{3,}|\^{3,})[ \t]*$", re.M)

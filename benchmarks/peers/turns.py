@@ -148,10 +148,12 @@ def entries(name: str, row: Row, size: Size, redis: str, only: str = "", rounds:
         shape, who = seat.shape, seat.who
         bars = () if size.tiny else [bar for bar in row.bars.get(shape.name, ()) if bar.who == who.name]
         yield Entry(
-            name, shape, who,
+            name,
+            shape,
+            who,
             figure=found.get((shape.name, who.name)),
             best=_best(seat, medians) if who.ours else None,
             against=found.get((shape.against, who.name)),
             bars=bars,
             note=seat.note,
-        )  # fmt: skip
+        )

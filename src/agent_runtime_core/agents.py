@@ -161,9 +161,11 @@ class ToolCallingAgent(AgentRuntime):
             partial = limit.result if isinstance(limit.result, RunResult) else RunResult()
             partial.final_messages = partial.final_messages[1:]
             partial.error = ErrorInfo(
-                "LimitExceeded", str(limit), retriable=False,
+                "LimitExceeded",
+                str(limit),
+                retriable=False,
                 details={"limit": limit.limit, "allowed": limit.allowed, "used": limit.used},
-            )  # fmt: skip
+            )
             return partial
         return cast("RunResult", await call_method(self.after_run, ctx, await self._result(ctx, done)))
 
@@ -208,6 +210,8 @@ class ToolCallingAgent(AgentRuntime):
         if done.text is not None:
             await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": done.text})
         return RunResult(
-            final_output={"response": response}, final_messages=done.messages[1:], usage=done.usage,
+            final_output={"response": response},
+            final_messages=done.messages[1:],
+            usage=done.usage,
             artifacts={"state": done.state.value} if done.state.value != "yielding" else {},
-        )  # fmt: skip
+        )

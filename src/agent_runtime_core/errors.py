@@ -196,9 +196,8 @@ class RunBusy(AgentRuntimeError):
     """
 
     def __init__(
-        self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None,
-        *, ago: str = "",
-    ) -> None:  # fmt: skip
+        self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None, *, ago: str = ""
+    ) -> None:
         self.run_id: str = run_id
         self.worker: str | None = worker
         self.since: float | None = since

@@ -193,9 +193,11 @@ class Budget:
         """Return the first limit of which more was used than it allows."""
         for each in self._chain:
             used = {
-                "max_turns": each.turns, "max_tool_calls": each.tool_calls, "max_tokens": each._tokens,
+                "max_turns": each.turns,
+                "max_tool_calls": each.tool_calls,
+                "max_tokens": each._tokens,
                 "max_cost_usd": each._cost,
-            }  # fmt: skip
+            }
             for name, amount in used.items():
                 allowed = getattr(each.limits, name)
                 if allowed is not None and amount > allowed:
@@ -443,8 +445,9 @@ class Budget:
         for each in self._chain:
             limits = each.limits
             for name, used, estimated in (
-                ("max_tokens", each.tokens, each.estimated_tokens), ("max_cost_usd", each.cost, each.estimated_cost),
-            ):  # fmt: skip
+                ("max_tokens", each.tokens, each.estimated_tokens),
+                ("max_cost_usd", each.cost, each.estimated_cost),
+            ):
                 allowed = getattr(limits, name)
                 both = sum_usd(used, estimated) if name == "max_cost_usd" else used + estimated
                 if allowed is not None and not limits.count_estimates and used < allowed <= both:

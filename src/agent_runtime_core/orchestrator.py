@@ -246,7 +246,7 @@ class Orchestrator:
         input_ = {"messages": [{"role": "user", "content": request.prompt}], "params": {"max_steps": request.max_steps}}
         return self.runner.new_run(
             self.agent, input_, idempotency_key=idempotency_key, traceparent=traceparent, tenant=tenant
-        )  # fmt: skip
+        )
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
         """Store a row of `new_run`, and work on it. Return the stored row, and whether this call stored it."""

@@ -45,9 +45,11 @@ class StepStatus(str, Enum):  # noqa: UP042
 TERMINAL = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.DEAD})
 
 _PAST: Mapping[str, str] = {
-    RunStatus.SUCCEEDED: "has succeeded", RunStatus.FAILED: "failed", RunStatus.CANCELLED: "was cancelled",
+    RunStatus.SUCCEEDED: "has succeeded",
+    RunStatus.FAILED: "failed",
+    RunStatus.CANCELLED: "was cancelled",
     RunStatus.TIMED_OUT: "timed out",
-}  # fmt: skip
+}
 
 
 def status_words(status: str) -> str:

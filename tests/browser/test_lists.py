@@ -174,7 +174,7 @@ def test_the_first_query_that_fails_is_no_empty_list(idle: Served, open_page: Op
 
 def test_selected_runs_are_cancelled_and_the_failed_ones_are_named(
     idle: Served, open_page: OpenPage, guard: Guard
-) -> None:  # fmt: skip
+) -> None:
     guard.allow("status of 409")
     page = open_page(idle.ready["sign_in"])
     visit(page, "runs?q=later-")
@@ -207,7 +207,7 @@ def test_selected_failed_runs_are_requeued(idle: Served, open_page: OpenPage) ->
 
 def test_requeue_of_all_changes_nothing_if_the_number_has_changed(
     idle: Served, open_page: OpenPage, guard: Guard
-) -> None:  # fmt: skip
+) -> None:
     guard.allow("status of 409")
     dead = read_json(idle, "queue")["by_status"]["dead"]
     page = open_page(idle.ready["sign_in"])
@@ -325,7 +325,7 @@ def test_usage_by_day_has_whole_days(idle: Served, open_page: OpenPage) -> None:
 
 def test_a_session_that_ends_asks_for_a_sign_in_and_opens_the_same_page(
     idle: Served, open_page: OpenPage, guard: Guard
-) -> None:  # fmt: skip
+) -> None:
     guard.allow("status of 401")
     page = open_page(idle.ready["sign_in"])
     visit(page, "usage")

@@ -16,8 +16,9 @@ RUNS = (
 )  # fmt: skip
 PATHS = [
     *[(name,) for name in ("runs", "approvals", "queue", "dead", "usage", "agents", "about", "no-such-page")],
-    ("runs", "no-such-run"), ("compare", "report-november", "report-november-fork"),
-]  # fmt: skip
+    ("runs", "no-such-run"),
+    ("compare", "report-november", "report-november-fork"),
+]
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ async def test_an_override_that_is_called_alike_is_let_be() -> None:
         ("x" * 900 + "a", "x" * 900 + "b", f"expected …{'x' * 20}b', found …{'x' * 20}a'"),
         (float("nan"), float("nan"), "expected nan, found an unequal value with the same repr"),
     ],
-)  # fmt: skip
+)
 def test_a_message_names_what_differs(found: object, expected: object, said: str) -> None:
     with pytest.raises(AssertionError) as raised:
         same(found, expected, "it")

@@ -33,7 +33,7 @@ from agent_runtime_core.persistence import (
     Task,
     TaskList,
     ToolCall,
-)  # fmt: skip
+)
 from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.support.backends import backends

@@ -47,17 +47,16 @@ async def provide(store: str, noted: Path, kill_at: int) -> None:
                     file.write(f"{request.step_number} {request.attempt}\n")
                 about: dict[str, Any] = {"step_number": request.step_number, "attempt": request.attempt}
                 ids = {"turn_id": envelope.turn_id, "step_id": envelope.step_id, "trace_id": envelope.trace_id}
-                await topics.tell(
-                    StepResultChunk(**about, delta="<"), event_id=f"{envelope.event_id}:0", **ids
-                )  # fmt: skip
+                await topics.tell(StepResultChunk(**about, delta="<"), event_id=f"{envelope.event_id}:0", **ids)
                 if len(noted.read_text().splitlines()) == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 result = f"<{request.messages[-1]['content']}>"
                 for number in range(2):  # it answers twice
                     await topics.tell(
                         StepResultChunk(**about, index=1, final=True, status="completed", result=f"{result}{number}"),
-                        event_id=f"{envelope.event_id}:end:{number}", **ids,
-                    )  # fmt: skip
+                        event_id=f"{envelope.event_id}:end:{number}",
+                        **ids,
+                    )
             assert envelope.offset is not None
             await topics.commit("agent.steps", "provider", envelope.offset)
 

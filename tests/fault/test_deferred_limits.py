@@ -282,9 +282,7 @@ async def test_a_release_of_the_claim_does_not_restart_the_count(kind: str, tmp_
 @kinds
 async def test_a_failed_attempt_restarts_the_count(kind: str, tmp_path: Path) -> None:
     clock = VirtualClock()
-    raised: list[Exception] = [
-        CircuitOpen("down", after=40.0), OSError("once"), CircuitOpen("down", after=40.0),
-    ]  # fmt: skip
+    raised: list[Exception] = [CircuitOpen("down", after=40.0), OSError("once"), CircuitOpen("down", after=40.0)]
 
     async def code(ctx: Any) -> str:
         if raised:

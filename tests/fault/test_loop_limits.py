@@ -410,9 +410,11 @@ def none(wrong: list[tuple[Run, Any]]) -> None:
 
 def test_they_are_what_this_is_about(runs: list[Run]) -> None:
     told = Counter(
-        name for run in runs for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")
+        name
+        for run in runs
+        for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")
         if run.result and run.result.error and run.result.error.message.startswith(f"limit reached: {name}=")
-    )  # fmt: skip
+    )
     assert min(told[name] for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")) >= 5, told
     assert sum(run.lives > 1 for run in runs) >= 40
     assert sum("helper" in run.runs.values() for run in runs) >= 60

@@ -263,8 +263,9 @@ async def test_an_end_that_a_killed_process_recorded_alone_is_logged_by_the_next
     async with store(kind, tmp_path) as here, store("memory", tmp_path) as other:
         here.agent("a", fails)
         config = settings(max_retries=1)
-        apart = AgentRunner(other.runner().queue, here.runner().event_bus, here.runner().state_store, config,
-                            registry=here.agents)  # fmt: skip
+        apart = AgentRunner(
+            other.runner().queue, here.runner().event_bus, here.runner().state_store, config, registry=here.agents
+        )
         run_id = await apart.submit("a", INPUT, run_id="mine")
         engine = other.engine
 

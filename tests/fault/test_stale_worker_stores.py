@@ -44,10 +44,11 @@ def stores(where: str, engine: Any, path: Path, url: str) -> PersistenceManager:
         case "files":
             return PersistenceManager(
                 PersistenceConfig(
-                    project_dir=path / "project", knowledge_store_class=FileKnowledgeStore,
+                    project_dir=path / "project",
+                    knowledge_store_class=FileKnowledgeStore,
                     audit_store_class=FileAuditStore,
                 )
-            )  # fmt: skip
+            )
         case "the run's own":
             return PersistenceManager(PersistenceConfig.on(engine))
         case "sqlite":

@@ -51,6 +51,8 @@ async def test_a_graph_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
         assert [event.sequence for event in events] == list(range(len(events)))
         told = [event.payload for event in events if event.event_type == "step.skipped"]
         assert [(each["step_name"], each["reason"]) for each in told] == [
-            ("e", "dependency_failed"), ("a", "already_completed"), ("c", "already_completed"),
+            ("e", "dependency_failed"),
+            ("a", "already_completed"),
+            ("c", "already_completed"),
             ("d", "already_completed"),
-        ]  # fmt: skip
+        ]

@@ -39,17 +39,21 @@ TABLES = (
 )
 
 ON_SQLITE = {
-    "one engine": ("all", "all", "all"), "queue apart": ("queue", "rest", "rest"),
-    "events apart": ("most", "events", "most"), "three engines": ("queue", "events", "state"),
-}  # fmt: skip
+    "one engine": ("all", "all", "all"),
+    "queue apart": ("queue", "rest", "rest"),
+    "events apart": ("most", "events", "most"),
+    "three engines": ("queue", "events", "state"),
+}
 WITH_REDIS = {
-    "redis": ("redis", "redis", "redis"), "queue on redis": ("redis", "rest", "rest"),
+    "redis": ("redis", "redis", "redis"),
+    "queue on redis": ("redis", "rest", "rest"),
     "queue on sqlite": ("queue", "redis", "redis"),
-}  # fmt: skip
+}
 MORE_WITH_REDIS = {
-    "events on redis": ("most", "redis", "most"), "state on redis": ("most", "most", "redis"),
+    "events on redis": ("most", "redis", "most"),
+    "state on redis": ("most", "most", "redis"),
     "three of redis": ("redis", "redis-1", "redis-2"),
-}  # fmt: skip
+}
 ENGINES = pytest.mark.parametrize(
     "files",
     [

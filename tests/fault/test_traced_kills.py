@@ -21,9 +21,11 @@ STEPS = 4
 class Program(Command):
     package = "tests.fault."
     imports = (
-        *Command.imports, "agent_runtime_core.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        *Command.imports,
+        "agent_runtime_core.tracing",
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
         "opentelemetry.sdk.trace.export",
-    )  # fmt: skip
+    )
 
 
 def executed(name: str, *arguments: object) -> int:

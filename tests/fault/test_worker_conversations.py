@@ -25,9 +25,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def worker(url: str) -> Command:
-    return Command(
-        "agent_runtime_core", "worker", AGENT, "--agent-path", ROOT, "--url", url, "--log-level", "error",
-    )  # fmt: skip
+    return Command("agent_runtime_core", "worker", AGENT, "--agent-path", ROOT, "--url", url, "--log-level", "error")
 
 
 async def say(runner: AgentRunner, text: str, **more: Any) -> UUID:

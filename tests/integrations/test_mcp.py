@@ -436,6 +436,4 @@ async def test_a_server_that_is_away_is_a_failed_call_for_the_model() -> None:
 @pytest.mark.slow
 def test_no_recorded_call_is_repeated_after_a_kill(tmp_path: Path) -> None:
     calls = check_kills("tests.integrations.mcp_program", "{folder}/runs.db", tmp_path)
-    assert calls == [
-        "list of tools", "model 0", "add 1 2", "model 1", "double 3", "model 2", "note 6", "model 3",
-    ]  # fmt: skip
+    assert calls == ["list of tools", "model 0", "add 1 2", "model 1", "double 3", "model 2", "note 6", "model 3"]

@@ -927,9 +927,11 @@ async def test_retries_of_the_sdk_are_recorded_too(store: Path) -> None:
     async def work() -> Any:
         retry = ModelRetrySettings(max_retries=2, policy=lambda _: True, backoff={"initial_delay": 0.0})
         agent = Agent(
-            name="doubler", model=Unstable(lambda items: []), tools=[Calls().tool()],
+            name="doubler",
+            model=Unstable(lambda items: []),
+            tools=[Calls().tool()],
             model_settings=ModelSettings(retry=retry),
-        )  # fmt: skip
+        )
         return (await run_agent(agent, "Double!")).final_output
 
     assert await in_run(store, work, crash=True) == await in_run(store, work) == "It is 2."

@@ -52,10 +52,12 @@ def test_the_host_of_a_test_client_is_no_name_of_a_real_server(
 @pytest.mark.parametrize("kind", [FastAPI, Starlette])
 def test_own_routes_answer_the_errors_of_the_library_like_the_api(runner: AgentRunner, kind: type[Starlette]) -> None:
     errors: dict[str, Exception] = {
-        "busy": StorageBusy("the store is locked"), "closed": StorageClosed("the runner was closed"),
-        "full": StorageFull("no space is left"), "invalid": InvalidArgument("delay must be positive, got -1"),
+        "busy": StorageBusy("the store is locked"),
+        "closed": StorageClosed("the runner was closed"),
+        "full": StorageFull("no space is left"),
+        "invalid": InvalidArgument("delay must be positive, got -1"),
         "failed": ValueError("a bug"),
-    }  # fmt: skip
+    }
     app = kind()
     install_error_handlers(app)
     api = create_app(runner, authenticate=lambda request: Caller("ada"))

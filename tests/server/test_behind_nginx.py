@@ -175,9 +175,11 @@ def test_wrong_tokens_are_counted_for_the_client_and_not_for_the_proxy(nginx: Ng
 
 
 def test_a_long_stream_without_events_stays_open(
-    behind: Callable[[int], Nginx], make_app: Callable[..., Any], live_server: Callable[..., LiveServer],
+    behind: Callable[[int], Nginx],
+    make_app: Callable[..., Any],
+    live_server: Callable[..., LiveServer],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Comments pass the proxy one by one, and its time limit is longer than the time between two of them."""
     [seconds] = re.findall(r"proxy_read_timeout (\d+)s;", configuration())
     assert int(seconds) > max(MAX_WAIT, 2 * ServerSettings().keep_alive_seconds)

@@ -44,9 +44,10 @@ def served(trusted: Iterable[str], **limits: Any) -> Any:
     """The application as `agent-runtime serve` runs it, with `/seen`: scheme, host, path and client of a request."""
     runner = AgentRunner.open("memory://", registry=Registry())
     app = create_app(
-        runner, authenticate=Tokens([Token.of(TOKEN)]),
+        runner,
+        authenticate=Tokens([Token.of(TOKEN)]),
         settings=ServerSettings(trusted_proxies=tuple(trusted), **limits),
-    )  # fmt: skip
+    )
 
     async def seen(request: Request) -> dict[str, Any]:
         url, client = request.url, request.client
@@ -143,9 +144,11 @@ async def test_wrong_tokens_are_counted_by_the_address_that_the_proxy_saw() -> N
     async def statuses(peer: str, addresses: Iterable[str]) -> list[int]:
         async with client_from(app, peer) as client:
             return [
-                (await client.get("/api/v1/about", headers={"Authorization": "Bearer x", "X-Forwarded-For": each}))
-                .status_code for each in addresses
-            ]  # fmt: skip
+                (
+                    await client.get("/api/v1/about", headers={"Authorization": "Bearer x", "X-Forwarded-For": each})
+                ).status_code
+                for each in addresses
+            ]
 
     assert await statuses(PROXY, [f"203.0.113.{n}, 192.0.2.1" for n in range(3)]) == [401, 401, 429]
     assert await statuses(PROXY, ["192.0.2.2"]) == [401]

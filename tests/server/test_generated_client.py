@@ -108,10 +108,7 @@ def calls_of(models: Any, ids: dict[str, str], step_id: str) -> dict[str, list[C
         ],
         "send_signal": [(202, {"id": "listening", "name": "paid", "body": {"n": 1}, "idempotency_key": "s"})],
         "answer_approval": [(200, {"id": "asking", "name": "pay", "body": models.Answer(answer={"ok": True})})],
-        "fork_run": [
-            (201, {"id": ids["planned"]}),
-            (201, {"id": "done 0", "body": models.Fork(new_run_id="forked")}),
-        ],
+        "fork_run": [(201, {"id": ids["planned"]}), (201, {"id": "done 0", "body": models.Fork(new_run_id="forked")})],
         "cancel_run": [(202, {"id": "running", "body": models.Cancel(wait=0.0)}), (200, {"id": "pending"})],
         "resume_run": [(202, {"id": "a/failed 1"})],
         "requeue_dead_letters": [
@@ -124,7 +121,7 @@ def calls_of(models: Any, ids: dict[str, str], step_id: str) -> dict[str, list[C
         "read_turn": [(200, {"id": ids["turn"]})],
         "sign_in": [(200, {"body": models.SignInType0(token=TOKEN)})],
         "sign_out": [(204, {})],
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -157,9 +154,11 @@ async def test_a_generated_client_calls_every_operation(
     runner = opened(tmp_path / "agents.db")
     await runner.queue.claim_rows("worker", 3600.0, limit=1)  # "running", which nothing ends
     app = create_app(
-        runner, orchestrator=Orchestrator(runner=runner, work=False), turns=TurnManager(runner),
+        runner,
+        orchestrator=Orchestrator(runner=runner, work=False),
+        turns=TurnManager(runner),
         authenticate=Tokens([Token.of(TOKEN)]),
-    )  # fmt: skip
+    )
     await asyncio.to_thread(call_all, live_server(app).url, ids, generated)
     await runner.close()
 
@@ -173,8 +172,10 @@ def call_all(url: str, ids: dict[str, str], generated: Callable[[dict[str, Any]]
     calls = calls_of(models, ids, step_id)
     operations = {
         operation["operationId"]: operation
-        for path in document["paths"].values() for method, operation in path.items() if method in METHODS
-    }  # fmt: skip
+        for path in document["paths"].values()
+        for method, operation in path.items()
+        if method in METHODS
+    }
     assert sorted(calls) == sorted(operations), "each operation needs a call"
     with (
         package.AuthenticatedClient(url, TOKEN, raise_on_unexpected_status=True) as client,

@@ -160,7 +160,7 @@ async def test_a_turn_is_started_once_and_read(
         ([], ""),
         ("hi", ""),
     ],
-)  # fmt: skip
+)
 async def test_an_invalid_turn_names_its_field(
     client: httpx.AsyncClient, runner: AgentRunner, body: Any, field: str
 ) -> None:

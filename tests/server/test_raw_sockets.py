@@ -226,9 +226,7 @@ def test_a_page_of_another_origin_opens_no_socket(port: int, connect: Connect, o
     response = get(connect(port), "/api/v1/socket", *lines, f"Origin: {origin.format(port=port)}")
     assert (response.status, response.problem) == (403, "foreign-origin")
     own = connect(port)
-    own.send("\r\n".join([
-        "GET /api/v1/socket HTTP/1.1", *lines, f"Origin: http://127.0.0.1:{port}", "", ""
-    ]).encode())  # fmt: skip
+    own.send("\r\n".join(["GET /api/v1/socket HTTP/1.1", *lines, f"Origin: http://127.0.0.1:{port}", "", ""]).encode())
     assert own.headers().startswith(b"HTTP/1.1 101 ")
 
 
@@ -240,9 +238,9 @@ def test_a_request_needs_one_host(port: int, connect: Connect, hosts: tuple[str,
 
 def test_an_endless_chunked_body_ends_at_the_limit(port: int, connect: Connect) -> None:
     connection = connect(port)
-    connection.send("\r\n".join([
-        "POST /api/v1/nothing HTTP/1.1", HOST, AUTH, JSON, "Transfer-Encoding: chunked", "", "",
-    ]).encode())  # fmt: skip
+    connection.send(
+        "\r\n".join(["POST /api/v1/nothing HTTP/1.1", HOST, AUTH, JSON, "Transfer-Encoding: chunked", "", ""]).encode()
+    )
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with contextlib.suppress(ConnectionError):  # it may be closed while the rest is on its way
         for _ in range(64):

@@ -137,7 +137,7 @@ async def test_other_media_types_are_refused(client: httpx.AsyncClient, runner: 
         ("00000000-0000-0000-0000-000000000000", 404),
         ("{id}", 404),
     ],
-)  # fmt: skip
+)
 async def test_an_id_of_no_run_is_not_found(client: httpx.AsyncClient, id: str, status: int) -> None:
     async with client:
         found = [await client.get(f"{RUNS}/{id}{end}") for end in ("", "/result", "/steps", "/journal", "/plan")]
@@ -173,7 +173,7 @@ async def test_an_id_of_no_run_is_not_found(client: httpx.AsyncClient, id: str, 
         ("stat=failed", "stat"),
         ("q=" + "x" * 513, "q"),
     ],
-)  # fmt: skip
+)
 async def test_a_bad_query_is_refused(client: httpx.AsyncClient, query: str, field: str) -> None:
     async with client:
         answer = await client.get(f"{RUNS}?{query}")

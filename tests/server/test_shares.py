@@ -67,11 +67,13 @@ async def with_a_large_result(runner: AgentRunner) -> None:
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        requested("/api/v1/runs/r/result"), requested("/api/v1/runs/r/result", "1.0"), requested("/static/style.css"),
+        requested("/api/v1/runs/r/result"),
+        requested("/api/v1/runs/r/result", "1.0"),
+        requested("/static/style.css"),
         requested("/api/v1/runs/r/result") * 3,
     ],
     ids=["json", "closed", "file", "pipelined"],
-)  # fmt: skip
+)
 async def test_an_answer_that_is_not_read_is_dropped(runner: AgentRunner, app: Any, request_bytes: bytes) -> None:
     await with_a_large_result(runner)
     async with serving(app, **SLOW) as port:

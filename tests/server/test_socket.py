@@ -381,9 +381,10 @@ async def test_a_turn_that_the_caller_could_not_have_is_not_stored(
     app = make_app(turns=turns, authenticate=lambda _: Caller("anna", may=tenant))
     async with serving(app) as port, connected(port) as client:
         for turn, status in (
-            ({"text": "Hi", "metadata": {"tenant": "ben"}}, 403), ({"text": "Hi"}, 403),
+            ({"text": "Hi", "metadata": {"tenant": "ben"}}, 403),
+            ({"text": "Hi"}, 403),
             ({"text": "Hi", "turn_id": "of-ben", "metadata": {"tenant": "anna"}}, 409),
-        ):  # fmt: skip
+        ):
             assert (await client.ask("turn", turn=turn))["status"] == status
         ack = await client.ask("turn", turn={"text": "Hi", "turn_id": "own", "metadata": {"tenant": "anna"}})
     assert ack["type"] == "ack"

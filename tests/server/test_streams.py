@@ -99,8 +99,10 @@ async def test_a_position_means_after_that_event(gated: Gated, client: httpx.Asy
         past = [await client.get("/api/v1/runs/r/events", **at(each)) for each in ("4", "1000000000", str(2**53))]
         both = await client.get("/api/v1/runs/r/events?after=0", headers={"Last-Event-ID": "3"})
     assert {each: numbers(response.text) for each, response in responses.items()} == {
-        "0": [1, 2, 3, 4], "2": [3, 4], "3": [4],
-    }  # fmt: skip
+        "0": [1, 2, 3, 4],
+        "2": [3, 4],
+        "3": [4],
+    }
     assert [each.status_code for each in past] == [204] * 3
     assert numbers(both.text) == [4]
 

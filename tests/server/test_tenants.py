@@ -63,9 +63,7 @@ def runner(tmp_path: Path) -> AgentRunner:
     registry = Registry()
     for body, key in ((_asks, "asks"), (_returns, "returns"), (_fails, "fails")):
         registry.register(Script(body, key))
-    return AgentRunner.open(
-        tmp_path / "runs.db", registry=registry, config=RunnerConfig(park_after=0.0, max_retries=1)
-    )  # fmt: skip
+    return AgentRunner.open(tmp_path / "runs.db", registry=registry, config=RunnerConfig(park_after=0.0, max_retries=1))
 
 
 def _who(connection: Any) -> Caller:
@@ -390,18 +388,20 @@ async def test_a_caller_with_a_tenant_may_name_no_other_one(app: FastAPI, tmp_pa
 async def test_the_same_names_of_two_tenants_are_two_runs(app: FastAPI, runner: AgentRunner) -> None:
     body = {"agent": "asks", "run_id": "order", "conversation_id": TALK, "concurrency_key": "line"}
     async with client_of(app, "anna") as anna, client_of(app, "ben") as ben, client_of(app, "admin") as admin:
-        both = await asyncio.gather(*(
-            client.post(
-                f"{API}/runs", json={**body, "input": {"secret": name}}, headers={"Idempotency-Key": "key"}
-            ) for client, name in ((anna, "of anna"), (ben, "of ben"))
-        ))  # fmt: skip
+        both = await asyncio.gather(
+            *(
+                client.post(f"{API}/runs", json={**body, "input": {"secret": name}}, headers={"Idempotency-Key": "key"})
+                for client, name in ((anna, "of anna"), (ben, "of ben"))
+            )
+        )
         ids = [each.json()["run_id"] for each in both]
         assert [each.status_code for each in both] == [201, 201]
         assert len(set(ids)) == 2
         keys = (await admin.get(f"{API}/queue")).json()["concurrency_keys"]
         assert [(each["concurrency_key"], each["tenant"], each["run_id"], each["queued"]) for each in keys] == [
-            ("line", "anna", ids[0], 0), ("line", "ben", ids[1], 0),
-        ]  # fmt: skip
+            ("line", "anna", ids[0], 0),
+            ("line", "ben", ids[1], 0),
+        ]
         assert [each["run_id"] for each in (await ben.get(f"{API}/queue")).json()["concurrency_keys"]] == [ids[1]]
         while await runner.run_once():
             pass
@@ -497,11 +497,13 @@ async def test_both_limits_of_a_caller_apply(runner: AgentRunner) -> None:
 def _frames(run_id: str) -> dict[str, dict[str, Any]]:
     """The fields of each type of frame that names a run."""
     return {
-        "follow": {"run_id": run_id}, "unfollow": {"run_id": run_id}, "cancel": {"run_id": run_id},
+        "follow": {"run_id": run_id},
+        "unfollow": {"run_id": run_id},
+        "cancel": {"run_id": run_id},
         "signal": {"run_id": run_id, "name": "plan", "payload": True, "message_id": "m-1"},
         "approve": {"run_id": run_id, "name": "plan", "answer": True},
         "turn": {"turn": {"text": "hi", "turn_id": run_id}},
-    }  # fmt: skip
+    }
 
 
 @OWNERS

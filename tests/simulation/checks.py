@@ -109,8 +109,9 @@ class Watch:
     def _guarded(self, guard: Guard, ops: Sequence[Op], owner: dict[str, str]) -> None:
         if owner.get(guard.key) != guard.token:
             names = ", ".join(op.name for op in ops)
-            self.wrong(f"{names} of claim {guard.token} on run {guard.key} accepted, "
-                       f"the claim now is {owner.get(guard.key)}")  # fmt: skip
+            self.wrong(
+                f"{names} of claim {guard.token} on run {guard.key} accepted, the claim now is {owner.get(guard.key)}"
+            )
 
     def _install(self, place: str, run: str, token: str) -> None:
         held = self.installed[place].get(run, "")
@@ -222,8 +223,10 @@ class Watch:
         interval = world.lease / 3
         deferred = woke + interval - world.loop.now if woke - slept > interval else 0.0
         if world.naps.get(HOST.get()) == (slept, woke) and self.free_at[row.run_id] > slept and deferred > 0:
-            self.wrong(f"run {row.run_id} is taken from {host}, {deferred:.3f} s before the first interval after a "
-                       "suspend of their machine is over")  # fmt: skip
+            self.wrong(
+                f"run {row.run_id} is taken from {host}, {deferred:.3f} s before the first interval after a "
+                "suspend of their machine is over"
+            )
         early = self.free_at[row.run_id] - world.loop.now
         if early > SLACK and host not in world.woke:  # what a stopped host had asked for may have come late
             self.wrong(f"run {row.run_id} is taken from {host}, which lives, {early:.3f} s before its lease is over")
@@ -314,8 +317,10 @@ class Watch:
         self.paid[name].append(run)
         self.world.trace("paid", f"{name} by {run[:4]}")
         if len(self.paid[name]) > 1 + self.again[name] + self.permits[name]:
-            self.wrong(f"{name} is paid by {self.paid[name]}, "
-                       f"{self.again[name]} times again by a check and {self.permits[name]} by a policy")  # fmt: skip
+            self.wrong(
+                f"{name} is paid by {self.paid[name]}, "
+                f"{self.again[name]} times again by a check and {self.permits[name]} by a policy"
+            )
         if run in self.must_ask and not self.answered[run]:
             self.wrong(f"run {run} pays {name} by an approval of another run")
 

@@ -134,9 +134,7 @@ class Script(AgentRuntime):
         """A guarded step; `how` adds up `CHECKED` and `LIMITED`."""
         doubt = partial(self._unknown, name) if how & CHECKED else "fail"
         limit = 0.1 if how & LIMITED else None
-        paid = await ctx.step(
-            name, self.pay, name, retries=1, retry_delay=0.05, on_in_doubt=doubt, timeout=limit
-        )  # fmt: skip
+        paid = await ctx.step(name, self.pay, name, retries=1, retry_delay=0.05, on_in_doubt=doubt, timeout=limit)
         return self._mine(name, paid)
 
     def _mine(self, name: str, result: str) -> str:

@@ -111,9 +111,7 @@ class IggyDouble:
             return self._messages(method, found[1], found[2], parts.query, body)
         return self._administration(method, parts.path, found, body)
 
-    def _administration(
-        self, method: str, path: str, found: re.Match[str] | None, body: bytes
-    ) -> tuple[int, Any]:  # fmt: skip
+    def _administration(self, method: str, path: str, found: re.Match[str] | None, body: bytes) -> tuple[int, Any]:
         if method == "POST":
             asked = json.loads(body)
             if path == "/streams":
@@ -147,9 +145,7 @@ class IggyDouble:
             part, offset = int(asked["partition_id"]), int(asked["value"])
             messages = topic.partitions[part][offset : offset + int(asked["count"])]
             current = max(len(topic.partitions[part]) - 1, 0)
-            return 200, {
-                "partition_id": part, "current_offset": current, "count": len(messages), "messages": messages
-            }  # fmt: skip
+            return 200, {"partition_id": part, "current_offset": current, "count": len(messages), "messages": messages}
         sent = json.loads(body)
         key = base64.b64decode(sent["partitioning"]["value"])
         part = zlib.crc32(key) % len(topic.partitions)

@@ -191,10 +191,11 @@ async def refund(order: str) -> str:
 
 
 for _tool in (
-    Tool.from_function(find_order), Tool.from_function(stock),
-    Tool.from_function(weather, retries=3, retry_delay=2.0), 
+    Tool.from_function(find_order),
+    Tool.from_function(stock),
+    Tool.from_function(weather, retries=3, retry_delay=2.0),
     Tool.from_function(discount, has_side_effects=True, requires_confirmation=True),
-):  # fmt: skip
+):
     Support.tools.register(_tool)
 
 

@@ -229,8 +229,10 @@ class Shell:
         binaries.mkdir(exist_ok=True)
         port = f"--port {self._port}"
         for name, arguments, after in (
-            ("python", "", ""), ("agent-runtime", "-m agent_runtime_core ", ""), ("uvicorn", "-m uvicorn ", port),
-        ):  # fmt: skip
+            ("python", "", ""),
+            ("agent-runtime", "-m agent_runtime_core ", ""),
+            ("uvicorn", "-m uvicorn ", port),
+        ):
             path = binaries / name
             serves = f'case "$1" in serve|inspect) set -- "$@" {port};; esac\n' if name == "agent-runtime" else ""
             path.write_text(f'#!/bin/sh\n{serves}exec {shlex.quote(sys.executable)} {arguments}"$@" {after}\n')

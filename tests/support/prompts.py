@@ -68,10 +68,7 @@ TABLE: list[tuple[str, Wanted]] = [
     ("add 1,200 and 3", [op("add", 1200, 3)]),
     ("add 2 and 3 then multiply by 4", [op("add", 2, 3), op("multiply", of(1), 4)]),
     ("add 2 and 3, and multiply the result by 4", [op("add", 2, 3), op("multiply", of(1), 4)]),
-    (
-        "add 5 and 6, subtract 3, and divide by 2",
-        [op("add", 5, 6), op("subtract", of(1), 3), op("divide", of(2), 2)],
-    ),
+    ("add 5 and 6, subtract 3, and divide by 2", [op("add", 5, 6), op("subtract", of(1), 3), op("divide", of(2), 2)]),
     ("double 10 then square the result", [op("multiply", 10, 2), expr(f"({of(1)}) ** 2")]),
     ("add 10 to 5 and then subtract the result from 100", [op("add", 10, 5), op("subtract", 100, of(1))]),
     ("2 + 3; times 4; (the result - 1) / 2", [op("add", 2, 3), op("multiply", of(1), 4), expr(f"(({of(2)}) - 1) / 2")]),
@@ -132,7 +129,7 @@ TABLE: list[tuple[str, Wanted]] = [
         "what is 3 plus 4 then add 5 to the result and then save the answer as a todo",
         [op("add", 3, 4), op("add", 5, of(1)), todo("add", text=f"Result: {of(2)}")],
     ),
-]  # fmt: skip
+]
 
 #: What nothing matches, each with the part that is told.
 REFUSED = [

@@ -296,7 +296,7 @@ _PLACED: list[tuple[str, Any, str]] = [
     # Keys that are no text, which only a dict can have.
     ("city", {"name": "Oslo", 3: 1}, "must have only strings as keys, got 3"),
     ("free", {"anything": {1: 2}}, "anything must have only strings as keys, got 1"),
-]  # fmt: skip
+]
 
 _WHOLE = json.dumps({**RIGHT["draw"], "line": {"start": {"x": 1.5e3, "tags": ["\u00e5", '"']}}})
 
@@ -382,7 +382,7 @@ _VARIED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("by_hand", {"size": 9, "row": [0.5, 1]}, {"size": 9, "row": [0.5, 1]}),
     ("by_hand", {"node": {"name": "a", "next": {"name": "b"}}}, {"node": {"name": "a", "next": {"name": "b"}}}),
     ("by_hand", {"pick": {"b": 1}}, {"pick": {"b": 1}}),
-]  # fmt: skip
+]
 
 _FULL: dict[str, dict[str, Any]] = {"city": _CITY, "paint": _PAINT, "draw": _DRAW, "maybe": _MAYBE, "group": _GROUP}
 

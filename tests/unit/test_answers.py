@@ -358,8 +358,10 @@ async def test_a_handoff_shows_no_prompt_of_the_first_agent(role: str, tmp_path:
     assert result.final_output == {"response": "from b"}
     [sent] = second.get_calls()
     assert [(each["role"], each["content"]) for each in sent["messages"]] == [
-        ("system", "You are b."), ("user", "hello"), ("user", "do it"),
-    ]  # fmt: skip
+        ("system", "You are b."),
+        ("user", "hello"),
+        ("user", "do it"),
+    ]
     assert sent["kwargs"] == {"temperature": 0.3}
 
 

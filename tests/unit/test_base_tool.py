@@ -163,8 +163,10 @@ async def test_a_definition_describes_a_tool_and_is_refused_when_it_is_executed(
     assert definition == ToolDefinition(name="look", description="Looks.", parameters=parameters)
     tools = registry(definition)
     assert tools.to_openai_format()[0]["function"] == {
-        "name": "look", "description": "Looks.", "parameters": parameters,
-    }  # fmt: skip
+        "name": "look",
+        "description": "Looks.",
+        "parameters": parameters,
+    }
     refused = r"tool 'look' has no handler\. Pass handler= to Tool\(\.\.\.\)"
     with pytest.raises(NotSupported, match=refused):
         definition(a=1)

@@ -168,8 +168,10 @@ async def test_a_queue_may_allow_fewer_failures_than_the_runner() -> None:
         raise ConnectionError("down")
 
     for queue, of_runner, tries in (
-        (InMemoryQueue(max_retries=1), 3, 1), (InMemoryQueue(), 5, 5), (InMemoryQueue(max_retries=5), 2, 2),
-    ):  # fmt: skip
+        (InMemoryQueue(max_retries=1), 3, 1),
+        (InMemoryQueue(), 5, 5),
+        (InMemoryQueue(max_retries=5), 2, 2),
+    ):
         lives.clear()
         config = RunnerConfig(max_retries=of_runner, retry_backoff_base=0)
         async with AgentRunner(queue, config=config) as runner:

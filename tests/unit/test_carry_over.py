@@ -207,14 +207,16 @@ async def test_a_store_with_a_torn_file_stays_closed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("memory/x.json", {"value": 1}), ("memory/x.json", {"key": 1, "value": 1}),
-        ("memory/x.json", {"key": "x", "value": float("nan")}), ("conversations/x.json", {"id": "x"}),
+        ("memory/x.json", {"value": 1}),
+        ("memory/x.json", {"key": 1, "value": 1}),
+        ("memory/x.json", {"key": "x", "value": float("nan")}),
+        ("conversations/x.json", {"id": "x"}),
         ("conversations/x.json", {"id": TALK, "messages": [1]}),
         ("conversations/x.json", {"id": TALK, "messages": [{"id": id_of(1)}]}),
         ("conversations/x.json", {"id": TALK, "updated_at": "yesterday"}),
         ("tasks/x.json", {"id": LIST, "tasks": [{"id": id_of(1), "name": "x", "state": "else"}]}),
     ],
-)  # fmt: skip
+)
 async def test_what_says_no_such_thing_is_left(tmp_path: Path, name: str, value: Any) -> None:
     write(tmp_path / ".agent_runtime" / name, value)
     assert list((await carry_over(tmp_path)).unreadable) == [name]

@@ -207,8 +207,10 @@ async def test_an_open_wait_that_was_renamed_receives_messages_to_both_names(url
         for old, new in (("plan", "plan-2"), ("go", "run"), ("end", "stop")):
             ctx.renamed(old, new)
         return [
-            await ctx.approve("plan-2", {"n": 1}), await ctx.wait_for_signal("run"), await ctx.wait_for_signal("stop")
-        ]  # fmt: skip
+            await ctx.approve("plan-2", {"n": 1}),
+            await ctx.wait_for_signal("run"),
+            await ctx.wait_for_signal("stop"),
+        ]
 
     async with opened(url) as runner:
         await drained(runner, before)
@@ -544,10 +546,12 @@ async def test_code_that_was_cut_off_and_went_on_fits_its_journal(url: str, cut:
 
     async def body(ctx: Any) -> Any:
         waits: dict[str, Callable[[], Awaitable[Any]]] = {
-            "sleep": lambda: ctx.sleep(60), "signal": lambda: ctx.wait_for_signal("never"),
-            "messages": lambda: ctx.messages(None), "child": lambda: ctx.call("hangs", {}),
+            "sleep": lambda: ctx.sleep(60),
+            "signal": lambda: ctx.wait_for_signal("never"),
+            "messages": lambda: ctx.messages(None),
+            "child": lambda: ctx.call("hangs", {}),
             "step": lambda: ctx.step("hang", hang),
-        }  # fmt: skip
+        }
         await ctx.step("first", int)
         for _ in range(2):
             with pytest.raises(TimeoutError):

@@ -303,9 +303,7 @@ async def test_a_test_context_counts_charges() -> None:
     ctx.charge(input_tokens=5, output_tokens=1)
     ctx.charge(turns=0, tool_calls=2)
     ctx.check_limits()
-    assert ctx.usage == {
-        "prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6, "turns": 1, "tool_calls": 2,
-    }  # fmt: skip
+    assert ctx.usage == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6, "turns": 1, "tool_calls": 2}
 
 
 async def test_the_error_of_a_charge_can_be_caught_and_the_answer_kept() -> None:

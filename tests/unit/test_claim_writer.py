@@ -92,8 +92,10 @@ async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
     state = ["journal.append", "state.status"]
     if apart:
         assert backends.seen == [
-            ("state", [*state, INSTALL]), ("bus", ["events.publish", INSTALL]), ("queue", ["queue.settle"])
-        ]  # fmt: skip
+            ("state", [*state, INSTALL]),
+            ("bus", ["events.publish", INSTALL]),
+            ("queue", ["queue.settle"]),
+        ]
     else:
         assert [ops for _, ops in backends.seen] == [[*state, "queue.settle"]]
     assert await backends.kinds() == ["run.succeeded"]

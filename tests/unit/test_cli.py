@@ -228,8 +228,9 @@ def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
     told = json.loads(out)
     assert (told["status"], told["error"], told["input"], told["agent_key"]) == ("succeeded", None, {"n": 1}, "good")
     assert [(each["state"], each["name"], each["step_key"]) for each in told["steps"]] == [
-        ("done", "fetch", "0"), ("done", "count", "words"),
-    ]  # fmt: skip
+        ("done", "fetch", "0"),
+        ("done", "count", "words"),
+    ]
     assert [each["sequence"] for each in told["events"]] == list(range(len(told["events"])))
     assert told["events"][-1]["event_type"] == "run.succeeded"
     # The id and the key of a step are what `fork` takes.
@@ -302,8 +303,9 @@ def test_events_with_a_type_that_is_not_known_here_are_shown_as_they_are_stored(
     code, out, err = run("show", "r", "--json", "--events", "--url", str(tmp_path / "runs.db"))
     assert (code, err) == (0, "")
     assert [each["payload"] for each in json.loads(out)["events"]] == [
-        {"odd": theirs}, {"final_output": theirs, "usage": {}},
-    ]  # fmt: skip
+        {"odd": theirs},
+        {"final_output": theirs, "usage": {}},
+    ]
 
 
 def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:
@@ -327,8 +329,9 @@ def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:
     on(url, cut)
     _, out, _ = run("show", "cut", "--url", url, "--json")
     assert [(each["state"], each["name"]) for each in json.loads(out)["steps"]] == [
-        ("done", "first"), ("in doubt", "second"),
-    ]  # fmt: skip
+        ("done", "first"),
+        ("in doubt", "second"),
+    ]
     on(url, lambda runner: runner.fork("cut", new_run_id="copy"))
     _, out, _ = run("show", "copy", "--url", url, "--json")
     assert [each["state"] for each in json.loads(out)["steps"]] == ["copied"]
@@ -391,8 +394,10 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     assert (code, out) == (2, "")
     assert "agent-runtime: answer to approval 'plan' must match the schema of the" in err
     assert run("approve", "asks", "plan", '{"ok": 1}', "--url", parked) == (
-        0, "the answer to 'plan' is stored for run asks\n", "",
-    )  # fmt: skip
+        0,
+        "the answer to 'plan' is stored for run asks\n",
+        "",
+    )
     assert on(parked, _go_on_with_asks) == "waiting signal go"
     code, out, _ = run("signal", "asks", "go", "[1, null]", "--json", "--url", parked)
     assert (code, {**json.loads(out), "run_id": ""}) == (

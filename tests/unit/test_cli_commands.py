@@ -285,8 +285,9 @@ def test_events_are_shown(run: Commands) -> None:
     assert found == run.json("show", "hello", "--events")["events"]
     assert [each["sequence"] for each in run.json("events", "hello", "--since", "1")] == [1]
     assert [each["event_type"] for each in run.json("events", "hello", "--type", "run.s*")] == [
-        "run.started", "run.succeeded",
-    ]  # fmt: skip
+        "run.started",
+        "run.succeeded",
+    ]
     code, out, err = run("events", "hello", "--type", "run.succeded")
     assert (code, out) == (0, "")
     assert err == "agent-runtime: run 'hello' has no event of type 'run.succeded'. Did you mean 'run.succeeded'?\n"
@@ -317,8 +318,10 @@ def test_a_run_is_exported_line_by_line(run: Commands, monkeypatch: pytest.Monke
     lines = [json.loads(line) for line in out.splitlines()]
     assert [*dict.fromkeys(each["kind"] for each in lines)] == ["run", "record", "event", "message"]
     assert (lines[0]["key"], lines[0]["state"], lines[0]["input"]["messages"][0]["role"]) == (
-        "hello", "succeeded", "user",
-    )  # fmt: skip
+        "hello",
+        "succeeded",
+        "user",
+    )
     assert [each["type"] for each in lines if each["kind"] == "event"] == ["run.started", "run.succeeded"]
     assert lines[-1]["message"]["content"].startswith("caf\u00e9")
     assert run("export", "nix", "--jsonl")[0] == 1
@@ -436,10 +439,11 @@ def test_an_unknown_run_is_answered_with_the_nearest_or_the_newest(run: Commands
 @pytest.mark.parametrize(
     ("zone", "shown"),
     [
-        ("UTC", "2026-11-25 19:41 UTC ("), ("CET-1", "2026-11-25 19:41 UTC (20:41 local, "),
+        ("UTC", "2026-11-25 19:41 UTC ("),
+        ("CET-1", "2026-11-25 19:41 UTC (20:41 local, "),
         ("JST-9", "2026-11-25 19:41 UTC (2026-11-26 04:41 local, "),
     ],
-)  # fmt: skip
+)
 def test_a_time_for_people(zone: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", zone)
     time.tzset()
@@ -753,7 +757,7 @@ def test_a_shell_completes_commands_options_and_values(shell: str, tmp_path: Pat
         (["show", "order-7", "--ev"], ["--events"]),
         (["completion", ""], ["bash", "fish", "zsh"]),
         (["--v"], ["--version"]),
-    ):  # fmt: skip
+    ):
         assert sorted(completed(shell, script, ["agent-runtime", *words])) == offered, words
 
 
@@ -771,8 +775,9 @@ def test_a_script_has_all_commands_and_no_help_breaks_it(shell: str, tmp_path: P
 def test_a_script_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = Commands(capsys).json("completion", "bash")
     assert (told["shell"], told["script"].splitlines()[-1]) == (
-        "bash", "complete -o default -F _agent_runtime agent-runtime",
-    )  # fmt: skip
+        "bash",
+        "complete -o default -F _agent_runtime agent-runtime",
+    )
 
 
 # -- a worker

@@ -54,11 +54,9 @@ def test_it_says_what_it_did(store: str, run: Commands, monkeypatch: pytest.Monk
     monkeypatch.setenv("AGENT_RUNTIME_PAYLOAD_CODEC", BOTH_AT)
     assert run("reencrypt", store) == (
         0,
-        "3 texts re-encrypted\n"
-        "key 'old': 0 texts, so it can be removed from the codec\n"
-        "key 'new' (current): 3 texts\n",
+        "3 texts re-encrypted\nkey 'old': 0 texts, so it can be removed from the codec\nkey 'new' (current): 3 texts\n",
         "",
-    )  # fmt: skip
+    )
     assert run("reencrypt", "--url", store, "--batch", "1")[:2] == (
         0,
         "0 texts re-encrypted\nkey 'old': 0 texts, so it can be removed from the codec\nkey 'new' (current): 3 texts\n",
@@ -79,8 +77,10 @@ def test_the_codec_may_be_in_a_module_of_the_application(
     )
     monkeypatch.setenv("AGENT_RUNTIME_PAYLOAD_CODEC", f"{name}:codec")
     assert run("reencrypt", store, "--agent-path", str(tmp_path)) == (
-        0, "1 text re-encrypted\nkey 'k' (current): 1 text\n", "",
-    )  # fmt: skip
+        0,
+        "1 text re-encrypted\nkey 'k' (current): 1 text\n",
+        "",
+    )
 
 
 def test_the_key_of_digests_is_not_lost(store: str, run: Commands) -> None:
@@ -113,9 +113,7 @@ def test_runs_of_workers_are_named(store: str, run: Commands) -> None:
         return [str(runs[0].run_id), *map(str, (*one, *two))]
 
     first, *said = on(store, claim)
-    assert said[:2] == [
-        "1", "1 text re-encrypted\nkey 'old': 6 texts\nkey 'new' (current): 1 text\n",
-    ]  # fmt: skip
+    assert said[:2] == ["1", "1 text re-encrypted\nkey 'old': 6 texts\nkey 'new' (current): 1 text\n"]
     assert said[2].startswith("agent-runtime: 6 runs are owned by workers and were skipped: '")
     assert said[2].endswith("' and 1 more (--json lists them). Run the command again later\n")
     assert said[5] == (

@@ -220,9 +220,7 @@ def test_runs_are_given_to_a_tenant_and_found_by_their_keys(run: Commands) -> No
     [idem] = filled(run.url, ("doer", "acme-3", None), idempotency_key="once")
     before = {each.run_key: each.run_id for each in rows(run.url)}
     code, out, err = run("tenant", "set", "acme", "--prefix", "acme-")
-    assert (code, out, err) == (
-        0, "3 runs given to tenant 'acme', with 0 child runs and 0 conversations\n", ""
-    )  # fmt: skip
+    assert (code, out, err) == (0, "3 runs given to tenant 'acme', with 0 child runs and 0 conversations\n", "")
     assert {each.run_key: each.tenant for each in rows(run.url)} == {
         "acme-1": "acme", "acme-2": "acme", "acme-3": "acme", "other": "",
     }  # fmt: skip

@@ -85,8 +85,9 @@ async def test_a_run_with_a_conversation_has_its_key_by_default(place: Path | No
             )
         ]
         assert [info.concurrency_key for info in infos] == [
-            *(KEY, KEY, KEY, "mine", None, None, None, None, None), "conversation:0"
-        ]  # fmt: skip
+            *(KEY, KEY, KEY, "mine", None, None, None, None, None),
+            "conversation:0",
+        ]
         assert [info.held for info in infos[:4]] == [False, True, True, False]
 
 

@@ -549,6 +549,7 @@ async def test_a_result_that_cannot_be_read_again_is_no_result_of_its_step(place
         error = (await rig.go(lambda ctx: ctx.step("once", make))).error
         assert error is not None
         assert (error.type, "Once could not be constructed: ValueError: once only" in error.message) == (
-            "UnserialisableResult", True,
-        )  # fmt: skip
+            "UnserialisableResult",
+            True,
+        )
         assert [record.kind for record in await rig.records() if record.name == "once"][-1] == "failed"

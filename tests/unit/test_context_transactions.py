@@ -185,9 +185,11 @@ async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, s
 
 @pytest.mark.parametrize(
     ("made", "used"),
-    [("CREATE VIEW seen AS SELECT status FROM arc_runs", "SELECT * FROM seen"),
-     ("CREATE TRIGGER t AFTER INSERT ON money BEGIN DELETE FROM arc_mail; END", "INSERT INTO money VALUES (1)")],
-)  # fmt: skip
+    [
+        ("CREATE VIEW seen AS SELECT status FROM arc_runs", "SELECT * FROM seen"),
+        ("CREATE TRIGGER t AFTER INSERT ON money BEGIN DELETE FROM arc_mail; END", "INSERT INTO money VALUES (1)"),
+    ],
+)
 async def test_a_transaction_does_not_reach_our_tables_through_what_others_made(
     tmp_path: Path, made: str, used: str
 ) -> None:

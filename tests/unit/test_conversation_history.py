@@ -75,9 +75,7 @@ async def test_a_run_goes_on_with_its_conversation(talk: Talk) -> None:
     await talk.run(said("user", "one"))
     await talk.run(said("user", "two"))
     assert talk.heard[1] == [said("user", "one"), said("assistant", "answer 1"), said("user", "two")]
-    assert await talk.kept() == [
-        ("user", "one"), ("assistant", "answer 1"), ("user", "two"), ("assistant", "answer 2"),
-    ]  # fmt: skip
+    assert await talk.kept() == [("user", "one"), ("assistant", "answer 1"), ("user", "two"), ("assistant", "answer 2")]
     conversation = await talk.stores.conversations.get(CHAT)
     assert conversation is not None
     assert conversation.agent_key == "a"
@@ -312,8 +310,10 @@ async def test_a_fork_goes_on_behind_a_message_of_the_same_role(talk: Talk) -> N
     assert [each.content for each in main] == ["one", "answer 1", "answer 2"]
     [_, branch] = await talk.stores.conversations.branches(CHAT)
     assert [each.content for each in await talk.stores.conversations.history(CHAT, branch_id=branch.id)] == [
-        "one", "answer 1", "answer 3",
-    ]  # fmt: skip
+        "one",
+        "answer 1",
+        "answer 3",
+    ]
 
 
 @pytest.mark.parametrize("given", [[("user", "two")], []])

@@ -42,8 +42,10 @@ WRITTEN = (
 )  # fmt: skip
 texts = st.builds(
     lambda written, before, after: written.format(f"{before}{CANARY}{after}"),
-    st.sampled_from(WRITTEN), st.text("aZ0%._~!$+,-", max_size=4), st.text("aZ0%._~!$+,-", max_size=4),
-)  # fmt: skip
+    st.sampled_from(WRITTEN),
+    st.text("aZ0%._~!$+,-", max_size=4),
+    st.text("aZ0%._~!$+,-", max_size=4),
+)
 secret_names = st.sampled_from(
     ["password", "db_password", "dbPassword", "client_secret", "api_key", "PWD", "token", "Authorization", "X-Api-Key"]
 )
@@ -153,8 +155,10 @@ def test_a_value_without_credentials_is_shown(text: str) -> None:
 def test_what_is_hidden_is_marked() -> None:
     assert without_credentials("app:pw@db:6379") == "***@db:6379"
     assert shown_setting({"password": "pw", "token": None, "url": ("a:b@c",)}) == {
-        "password": "***", "token": None, "url": ("***@c",),
-    }  # fmt: skip
+        "password": "***",
+        "token": None,
+        "url": ("***@c",),
+    }
     assert repr(RuntimeConfig(queue_backend="app:pw@db:6379")).count("queue_backend='***@db:6379'") == 1
     assert repr(RunnerConfig(worker_id="app:pw@db")).startswith("RunnerConfig(worker_id='***@db', run_timeout")
     cycle: list[Any] = []

@@ -171,9 +171,10 @@ def steps(random: Random, table: Collection, now: float) -> list[Op]:
 async def test_it_is_what_memory_is(root: Path, seed: int) -> None:
     """Two that look at one directory in turns, and dicts."""
     clock, random = VirtualClock(), Random(seed)
-    stores = [Collection(each, "project", "thing") for each in (
-        MemoryDocuments(clock=clock), FileDocuments(root, clock=clock), FileDocuments(root, clock=clock)
-    )]  # fmt: skip
+    stores = [
+        Collection(each, "project", "thing")
+        for each in (MemoryDocuments(clock=clock), FileDocuments(root, clock=clock), FileDocuments(root, clock=clock))
+    ]
     for turn in range(40):
         answers = []
         state, seed_of_marks = random.getstate(), clock.random.getstate()
@@ -410,9 +411,11 @@ async def interrupted(root: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> b
         patch.setattr(os, "unlink", unlink)
         table = store.table
         ops = [
-            table.put(Entry("a", "2")), table.put(Entry("b", "2", rank=5.0)), table.delete("c"),
+            table.put(Entry("a", "2")),
+            table.put(Entry("b", "2", rank=5.0)),
+            table.delete("c"),
             table.add(Entry("d", "2")),
-        ]  # fmt: skip
+        ]
         try:
             await table.write(*ops)
         except StorageError:

@@ -26,9 +26,7 @@ async def test_the_expired_are_swept_by_later_writes() -> None:
     clock.advance(100)
     for n in range(10):
         await table.write(table.put(Entry("kept", str(n))))
-    assert left(engine) == {
-        "documents": 12, "document_notes": 12, "document_ends": 10, "document_ranks": 1,
-    }  # fmt: skip
+    assert left(engine) == {"documents": 12, "document_notes": 12, "document_ends": 10, "document_ranks": 1}
     assert len(await table.find()) == 11
 
 
@@ -39,6 +37,4 @@ async def test_a_dropped_space_leaves_nothing() -> None:
         table = Collection(documents, f"session:{n}", "thing", 60.0)
         await table.write(table.put(Entry("a", "", words="w")), table.add(Entry("b", "", "g")))
         await documents.drop(table.space)
-    assert left(engine) == {
-        "documents": 0, "document_notes": 0, "document_ends": 0, "document_ranks": 0,
-    }  # fmt: skip
+    assert left(engine) == {"documents": 0, "document_notes": 0, "document_ends": 0, "document_ranks": 0}

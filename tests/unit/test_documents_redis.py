@@ -103,9 +103,11 @@ async def test_others_may_write_between_two_answers_of_one_find(
             answer = await ask(what, *args)
             n = next(asked)
             await table.write(
-                table.touch(f"k{n:04}", 5_000 + n), table.delete(f"k{1_000 + n}"), table.add(Entry(f"new{n}", "")),
+                table.touch(f"k{n:04}", 5_000 + n),
+                table.delete(f"k{1_000 + n}"),
+                table.add(Entry(f"new{n}", "")),
                 *([table.delete(answer[0][1])] if answer[0] else []),  # where it is to go on from
-            )  # fmt: skip
+            )
             return answer
 
         monkeypatch.setattr(engine, "ask", meanwhile)

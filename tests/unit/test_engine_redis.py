@@ -619,9 +619,11 @@ async def test_a_key_of_somebody_else_fails_its_commit_and_no_other(
     mine = f"{engine.place.tag}:{taken}"
     redis_server.ask("SET", mine, "theirs")
     done = await asyncio.gather(
-        engine.commit(None, both), engine.commit(None, both[::-1]), engine.commit(None, [Op("add", ("other", "1"))]),
+        engine.commit(None, both),
+        engine.commit(None, both[::-1]),
+        engine.commit(None, [Op("add", ("other", "1"))]),
         return_exceptions=True,
-    )  # fmt: skip
+    )
     assert [type(each) for each in done] == [StorageError, StorageError, list]
     assert taken in str(done[0])
     assert "got a string of another program" in str(done[0])

@@ -104,8 +104,9 @@ async def test_what_is_no_envelope_is_left_out_and_counted(caplog: pytest.LogCap
         await topics.tell(AuditEvent(action="b"))
         there = [each async for each in topics.subscribe(AUDIT, 0, follow=False)]
         assert [(each.payload, each.offset) for each in there] == [
-            (AuditEvent(action="a"), 0), (AuditEvent(action="b"), 2),
-        ]  # fmt: skip
+            (AuditEvent(action="a"), 0),
+            (AuditEvent(action="b"), 2),
+        ]
         assert "event 1 of topic agent.audit is invalid and is skipped" in caplog.text
         assert (await topics.stats())[AUDIT].errors == 1
 

@@ -158,9 +158,10 @@ class Answering(ToolCallingAgent):
             if any(each["role"] == "tool" for each in messages):
                 return f"answer {self.secret}"
             return asks(
-                call("find", {"order": self.secret}, f"c1-{self.secret}"), call("broken", {"order": self.secret}, "c2"),
+                call("find", {"order": self.secret}, f"c1-{self.secret}"),
+                call("broken", {"order": self.secret}, "c2"),
                 content=f"thinking {self.secret}",
-            )  # fmt: skip
+            )
 
         return Scripted(say=say, cost=0.25)
 
@@ -293,8 +294,9 @@ async def test_redact_leaves_out_every_content(place: str, tmp_path: Path) -> No
     assert [each["role"] for each in messages] == ["user", "assistant", "tool", "tool", "assistant"]
     calls = messages[1]["tool_calls"]
     assert [each["function"] for each in calls] == [
-        {"name": "find", "arguments": LEFT_OUT}, {"name": "broken", "arguments": LEFT_OUT},
-    ]  # fmt: skip
+        {"name": "find", "arguments": LEFT_OUT},
+        {"name": "broken", "arguments": LEFT_OUT},
+    ]
     # A call and its result are still recognized as a pair.
     assert [each["id"] for each in calls] == [each["tool_call_id"] for each in messages[2:4]]
 

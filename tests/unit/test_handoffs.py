@@ -84,10 +84,12 @@ async def test_a_call_beside_a_handoff_is_executed_and_the_other_agent_gets_its_
     answer = {"role": "assistant", "content": "One moment.", "tool_calls": [c for c in calls if c is not HAND_OVER]}
     results = {"l": "paid on Monday", "p": "receipt 4711"}
     assert seen == [
-        {"role": "system", "content": "other"}, {"role": "user", "content": "Tell me."}, answer,
+        {"role": "system", "content": "other"},
+        {"role": "user", "content": "Tell me."},
+        answer,
         *({"role": "tool", "tool_call_id": each, "content": results[each]} for each in ids),
         {"role": "user", "content": "Tell the state."},
-    ]  # fmt: skip
+    ]
     told = {each["tool_call_id"]: each["content"] for each in result.final_messages if each["role"] == "tool"}
     assert told == {**results, "h": "hello"}
 
@@ -147,9 +149,10 @@ async def test_a_call_that_is_sent_twice_under_one_id_is_made_once(streamed: boo
 
 CALLS = st.builds(
     lambda id_, name, arguments: {"id": id_, "function": {"name": name, "arguments": arguments}},
-    st.sampled_from(["a", "b", "", None]), st.sampled_from(["pay", "look"]),
+    st.sampled_from(["a", "b", "", None]),
+    st.sampled_from(["pay", "look"]),
     st.sampled_from(['{"n":1,"m":true}', '{"m": true, "n": 1}', '{"n":1,"m":1}', "{", "", None]),
-)  # fmt: skip
+)
 
 
 @settings(deadline=None, database=None, derandomize=True)

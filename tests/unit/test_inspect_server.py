@@ -143,9 +143,11 @@ async def test_large_and_malformed_requests_are_rejected(server: LocalServer) ->
     for head, status in (
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", b"431"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
-        (b"GET / HTTP/9.9\r\n\r\n", b"505"), (b"nonsense\r\n\r\n", b"400"), (b"GET / x y\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"505"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / x y\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", b"421"),
-    ):  # fmt: skip
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(head)
         writer.write_eof()

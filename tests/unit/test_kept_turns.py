@@ -213,9 +213,7 @@ async def parked(runner: AgentRunner, payer: Payer, deadline: float | None = Non
     assert (await runner.get_run("r")).status == "waiting"
 
 
-PARKED = (
-    is_cancelled_while_it_is_parked, is_cancelled_by_another_process, passes_its_deadline_while_it_is_parked,
-)  # fmt: skip
+PARKED = (is_cancelled_while_it_is_parked, is_cancelled_by_another_process, passes_its_deadline_while_it_is_parked)
 
 
 @pytest.mark.parametrize(
@@ -381,9 +379,7 @@ class _Down(BaseException):
     """Ends the attempt inside a tool, as a cancellation does."""
 
 
-async def _interrupted(
-    turns: list[list[str]], failures: list[tuple[str, int]], *, other: bool, sent: bool
-) -> None:  # fmt: skip
+async def _interrupted(turns: list[list[str]], failures: list[tuple[str, int]], *, other: bool, sent: bool) -> None:
     numbers = itertools.count()
     script = [asks(*(call(name, id=f"c{next(numbers)}") for name in names)) for names in turns]
     calls: list[str] = []
@@ -444,8 +440,9 @@ async def _interrupted(
         for names in turns:
             expected += [f"call {' '.join(names)}", *[f"tool: {name}" for name in names]]
         assert [each.rsplit(" ", 1)[0] if each.startswith("tool:") else each for each in between] == [
-            *expected, "assistant: the end"
-        ]  # fmt: skip
+            *expected,
+            "assistant: the end",
+        ]
         assert sorted(results) == sorted(calls)
         own = [each for each in await messages(runner) if shown(each) in between]
         assert not any(each.metadata.keys() & {"open", "unanswered", "rejected"} for each in own)

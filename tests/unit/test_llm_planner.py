@@ -191,5 +191,6 @@ async def test_a_step_without_a_kind_calls_a_tool() -> None:
     ]
     plan = await LLMPlanner(Scripted(answer(*steps))).create_plan("x", TOOLS)
     assert [(each.step_number, each.kind, each.reasoning) for each in plan.steps] == [
-        (1, StepKind.TOOL_CALL, "add"), (2, StepKind.TOOL_CALL, "add"),
-    ]  # fmt: skip
+        (1, StepKind.TOOL_CALL, "add"),
+        (2, StepKind.TOOL_CALL, "add"),
+    ]

@@ -257,9 +257,11 @@ async def test_no_record_has_inputs_results_or_texts_of_errors(
     registry.register(Leaking())
     async with AgentRunner.open(tmp_path / "agents.db", registry=registry) as runner:
         run = await runner.submit(
-            "leaking", {"messages": [{"role": "user", "content": CANARY}]}, params={"how": how},
+            "leaking",
+            {"messages": [{"role": "user", "content": CANARY}]},
+            params={"how": how},
             metadata={"text": CANARY},
-        )  # fmt: skip
+        )
         await runner.run_once()
         assert CANARY in str((await runner.get_run(run)).input)
     lines = [JsonFormatter().format(record) for record in caplog.records]

@@ -29,9 +29,7 @@ ROLES = ("user", "assistant", "tool")
 MANY = 20_000
 
 
-def said(
-    n: int, role: str = "user", *, parent: int | None = None, branch: int | None = None
-) -> ConversationMessage:  # fmt: skip
+def said(n: int, role: str = "user", *, parent: int | None = None, branch: int | None = None) -> ConversationMessage:
     return ConversationMessage(
         id=UUID(int=n),
         role=role,

@@ -399,9 +399,11 @@ async def test_the_cost_of_an_answer_that_is_thrown_away_is_the_reported_cost(
     usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14, "cost": 0.00011018}
     broken = (chunk({"content": "4"}), {**chunk({}), "choices": [], "usage": usage})
     failed = stream(*broken, end="") if streamed else script(completion({}, "network_error", usage=usage))
-    good = stream(chunk({"content": "4 °C"}, "stop", usage=usage)) if streamed else script(
-        completion({"content": "4 °C"}, usage=usage)
-    )  # fmt: skip
+    good = (
+        stream(chunk({"content": "4 °C"}, "stop", usage=usage))
+        if streamed
+        else script(completion({"content": "4 °C"}, usage=usage))
+    )
     agent = type(
         "Weather", (ToolCallingAgent,), {"key": "w", "system_prompt": "w", "tools": ToolRegistry(), "stream": streamed}
     )()
@@ -915,11 +917,12 @@ async def test_a_choice_without_a_message_is_an_empty_answer(reason: str) -> Non
         chunk({}, "stop", x_groq={"usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 500}}),
         {
             **chunk({}),
-            "choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 20,
-            "total_tokens": 500}}],
+            "choices": [
+                {"index": 0, "delta": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 20, "total_tokens": 500}}
+            ],
         },
     ],
-)  # fmt: skip
+)
 async def test_the_usage_of_a_stream_is_found_wherever_it_is(last: dict[str, Any]) -> None:
     empty = {**chunk({}), "choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
     response = await told_by(stream(chunk({"content": "4"}), last, empty), streamed=True)

@@ -93,11 +93,13 @@ class Weather(ToolCallingAgent):
     temperature = 0.5
 
     def __init__(self, user: Any) -> None:
-        self.client = MockLLMClient([
-            MockLLMResponse("", tool_calls=[{"name": "look", "arguments": {"city": CANARY}}]),
-            MockLLMResponse("", tool_calls=[{"name": "count", "arguments": {}}]),
-            f"It is sunny. {CANARY}",
-        ])  # fmt: skip
+        self.client = MockLLMClient(
+            [
+                MockLLMResponse("", tool_calls=[{"name": "look", "arguments": {"city": CANARY}}]),
+                MockLLMResponse("", tool_calls=[{"name": "count", "arguments": {}}]),
+                f"It is sunny. {CANARY}",
+            ]
+        )
         self.registry = ToolRegistry()
 
         async def look(city: str) -> str:

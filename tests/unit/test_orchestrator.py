@@ -64,8 +64,9 @@ async def test_a_prompt_becomes_a_run_in_the_background() -> None:
         "result": {"success": True, "output": 42, "error": None}, "attempt": 1,
     }  # fmt: skip
     assert [each["tool_input"] for each in done.steps[1:]] == [
-        {"action": "add", "text": "Result: 42"}, {"action": "list"},
-    ]  # fmt: skip
+        {"action": "add", "text": "Result: 42"},
+        {"action": "list"},
+    ]
     assert [each["text"] for each in done.result] == ["Result: 42"]
     assert json.loads(json.dumps(done.to_dict()))["status"] == "completed"
 
@@ -122,8 +123,10 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     )
     assert failed.error == f"ToolFailed: {why}"
     assert [(each["step_number"], each["attempt"], each["result"]["success"]) for each in failed.steps] == [
-        (1, 1, True), (2, 1, False), (2, 2, False),
-    ]  # fmt: skip
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, False),
+    ]
     assert (
         failed.steps[1]["result"]["error"]
         == "tool 'calculator' did not succeed: division by zero: the divisor must be other than 0, got 0."

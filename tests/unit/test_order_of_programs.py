@@ -23,9 +23,11 @@ from tests.support.runs import Script
 Node = tuple[str, str, list[Any], int]
 
 OPTIONS: dict[str, Any] = {
-    "deadline": None, "database": None, "derandomize": True,
+    "deadline": None,
+    "database": None,
+    "derandomize": True,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-}  # fmt: skip
+}
 
 PLAIN = ("step", "guarded", "fails", "flaky", "child", "bad child", "sleep", "late", "signal", "messages", "approval")
 CUT = ("cut signal", "cut messages", "cut step")

@@ -331,10 +331,12 @@ async def test_somebody_elses_stores_keep_a_runs_conversation() -> None:
     """Six methods are enough, and their constructors are theirs."""
     stores = PersistenceManager(
         PersistenceConfig(
-            memory_store_class=Theirs, memory_store_kwargs={"user": "a"},
-            conversation_store_factory=lambda: TheirConversations("a"), task_store=TheirTasks("a"),
+            memory_store_class=Theirs,
+            memory_store_kwargs={"user": "a"},
+            conversation_store_factory=lambda: TheirConversations("a"),
+            task_store=TheirTasks("a"),
         )
-    )  # fmt: skip
+    )
     agents, chat = Registry(), uuid4()
 
     async def code(ctx: Any) -> RunResult:

@@ -31,8 +31,10 @@ def call(number: int, name: str = "search", depends_on: list[int] | None = None,
 
 def test_kinds_are_as_the_seeds_name_them() -> None:
     assert {kind.name: kind.value for kind in StepKind} == {
-        "LLM_CALL": "llm_call", "TOOL_CALL": "tool_call", "MEMORY_OP": "memory_op",
-    }  # fmt: skip
+        "LLM_CALL": "llm_call",
+        "TOOL_CALL": "tool_call",
+        "MEMORY_OP": "memory_op",
+    }
 
 
 def test_a_kind_may_be_given_by_its_value() -> None:
@@ -143,7 +145,9 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
         ([call(1), call(2, "search", [2])], ["steps must not wait for each other, got 2 -> 2. Remove one dependency"]),
         (
             [
-                call(1, "search", [3]), call(2, "search", [1]), call(3, query="{{step_2.result}}"),
+                call(1, "search", [3]),
+                call(2, "search", [1]),
+                call(3, query="{{step_2.result}}"),
                 call(4, "search", [3]),
             ],
             ["steps must not wait for each other, got 1 -> 3 -> 2 -> 1. Remove one dependency"],
@@ -176,7 +180,7 @@ def test_a_good_plan_is_valid_by_tools_names_or_a_registry() -> None:
         ),
         ([call(n) for n in range(1, 102)], ["steps must have at most 100 steps, got 101"]),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_plan_is_told(steps: list[PlanStep], problems: list[str]) -> None:
     found = Plan(steps).problems(TOOLS, MEMORY)
     assert [each for each in found if not any(each.startswith(wanted) for wanted in problems)] == []

@@ -43,8 +43,10 @@ async def test_a_prompt_is_planned_and_carried_out() -> None:
     assert [each["text"] for each in output["result"]] == ["Result: 42"]
     assert Plan.from_dict(output["plan"]).final_goal == text
     assert [(each["step_number"], each["tool_name"], each["attempt"]) for each in output["steps"]] == [
-        (1, "calculator", 1), (2, "todo_store", 1), (3, "todo_store", 1),
-    ]  # fmt: skip
+        (1, "calculator", 1),
+        (2, "todo_store", 1),
+        (3, "todo_store", 1),
+    ]
     assert output["steps"][1]["tool_input"] == {"action": "add", "text": "Result: 42"}
 
 

@@ -95,10 +95,12 @@ class Weather(ToolCallingAgent):
     def __init__(self) -> None:
         usage = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40}
         call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": f'{{"city": "{CANARY}"}}'}}
-        self.client = MockLLMClient([
-            LLMResponse({"role": "assistant", "content": "", "tool_calls": [call]}, usage, "gpt-4o", "tool_calls"),
-            LLMResponse({"role": "assistant", "content": f"It is sunny. {CANARY}"}, usage, "gpt-4o", "stop"),
-        ])  # fmt: skip
+        self.client = MockLLMClient(
+            [
+                LLMResponse({"role": "assistant", "content": "", "tool_calls": [call]}, usage, "gpt-4o", "tool_calls"),
+                LLMResponse({"role": "assistant", "content": f"It is sunny. {CANARY}"}, usage, "gpt-4o", "stop"),
+            ]
+        )
         self.registry = ToolRegistry()
 
         def look(city: str) -> str:

@@ -115,8 +115,9 @@ async def test_a_model_call_is_answered_by_a_provider_worker(place: Path | None)
         assert (turn.metrics.prompt_tokens, turn.metrics.cost_usd) == (30, 0.5)
         [request] = provider.requests
         assert request.messages == [
-            {"role": "system", "content": "Be short."}, {"role": "user", "content": "How are you?"}
-        ]  # fmt: skip
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "How are you?"},
+        ]
         assert request.options == {"model": "m-1"}
         events = await manager.runner.event_bus.get_events(turn.id)
         assert [each.payload["delta"] for each in events if each.event_type == "assistant.delta"] == ["I am ", "fine."]
@@ -145,8 +146,10 @@ async def test_the_first_of_several_answers_counts_and_others_are_ignored() -> N
         await provider.complete(to, "of another turn", "other-turn", turn_id="another")
         await provider.topics.tell(
             StepResultChunk(step_number=1, final=True, status="completed", result="of another step"),
-            event_id="other-step", turn_id=to.turn_id, step_id="another",
-        )  # fmt: skip
+            event_id="other-step",
+            turn_id=to.turn_id,
+            step_id="another",
+        )
         await provider.complete(to, "first", "1")
         await provider.complete(to, "second", "2")
 
@@ -281,9 +284,11 @@ async def test_an_answer_that_came_in_time_counts_after_a_takeover(
         asked.append(to)
 
     options: dict[str, Any] = {
-        "planner": Fixed(PlanStep(1, "charge", {})), "tools": [charge], "remote_steps": remote_steps,
+        "planner": Fixed(PlanStep(1, "charge", {})),
+        "tools": [charge],
+        "remote_steps": remote_steps,
         "provider_steps": ProviderSteps(kinds=("tool_call",), deadline=10),
-    }  # fmt: skip
+    }
     async with House(tmp_path / "turns.db", clock=clock) as house, Provider(house, answer) as provider:
         manager = house.manager(**options)
         await manager.start_turn({"text": "charge", "turn_id": "t"})

@@ -241,8 +241,10 @@ async def test_the_runs_of_a_file_of_before_get_conversations_and_are_listed(tmp
     queue = SQLiteQueue(path)
     every = await queue.find(RunFilter())
     assert {row.run_key: row.conversation for row in every if row.conversation} == {
-        "r0": "talk", "r1": str(talk), "r2": str(talk),
-    }  # fmt: skip
+        "r0": "talk",
+        "r1": str(talk),
+        "r2": str(talk),
+    }
     assert {row.questions for row in every} == {""}
     for wanted, keys in (
         (RunFilter(newest_first=True, conversation=str(talk)), ["r2", "r1"]),

@@ -139,9 +139,10 @@ async def test_what_an_agent_made_of_its_input_is_told_as_the_model_was_asked() 
         [only] = (await record(runner, "informed")).exchanges
     assert only.request["messages"] == scripted.asked[0]
     assert scripted.asked[0][1:] == [
-        {"role": "user", "content": "what we know"}, HELLO["messages"][0],
+        {"role": "user", "content": "what we know"},
+        HELLO["messages"][0],
         {"role": "user", "content": "and go (it is noon)"},
-    ]  # fmt: skip
+    ]
 
 
 @register_type

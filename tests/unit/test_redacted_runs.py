@@ -176,9 +176,11 @@ async def test_an_agent_with_tools_is_redacted(tmp_path: Path) -> None:
     tools.register(Tool.from_function(look))
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"name": CANARY})}}
     client = MockLLMClient([{"role": "assistant", "content": CANARY, "tool_calls": [call]}, CANARY])
-    kind = type("Looker", (ToolCallingAgent,), {
-        "key": "looker", "tools": tools, "system_prompt": "Look.", "get_llm_client": lambda self: client,
-    })  # fmt: skip
+    kind = type(
+        "Looker",
+        (ToolCallingAgent,),
+        {"key": "looker", "tools": tools, "system_prompt": "Look.", "get_llm_client": lambda self: client},
+    )
     registry = Registry()
     registry.register(kind())
     async with AgentRunner.open(tmp_path / "runs.db", registry=registry) as runner:

@@ -116,9 +116,11 @@ class Story:
         )
         record = Record(int(self.at), "attempt", "x", attempt=1, claim_id=claim, t=self.at)
         ops = [
-            Op("journal.append", (run, record)), Op("state.status", (run, status, self.at)),
-            Op("queue.settle", (run, update)), Op("queue.claim", (self.request(1, ready_only=True),)),
-        ]  # fmt: skip
+            Op("journal.append", (run, record)),
+            Op("state.status", (run, status, self.at)),
+            Op("queue.settle", (run, update)),
+            Op("queue.claim", (self.request(1, ready_only=True),)),
+        ]
         return Guard(run, self.dice.choice([claim, claim, "0" * 26])), ops
 
     def post(self) -> Commit | None:

@@ -41,8 +41,9 @@ def cut_off(
 @for_each("how", ["busy", "timeout"])
 @for_each(
     # Nothing is recorded of a transaction that did not land.
-    ("kind", "landed"), [("step", False), ("step", True), ("call", False), ("call", True), ("transaction", True)]
-)  # fmt: skip
+    ("kind", "landed"),
+    [("step", False), ("step", True), ("call", False), ("call", True), ("transaction", True)],
+)
 async def test_what_is_used_with_something_else_is_not_answered_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str, landed: bool
 ) -> None:

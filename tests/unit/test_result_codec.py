@@ -56,11 +56,13 @@ def test_a_value_without_a_json_form_is_named() -> None:
         ({"message": "boom", "code": 7}, ErrorInfo("Error", "boom", details={"code": 7})),
         ({"code": 7, "details": {"a": 1}}, ErrorInfo("Error", "", details={"a": 1, "code": 7})),
         ({"a": 7, "details": {"a": 1}}, ErrorInfo("Error", "", details={"a": 7, "details": {"a": 1}})),
-        ({"type": 5, "retriable": "no", "details": [1]},
-         ErrorInfo("Error", "", details={"type": 5, "retriable": "no", "details": [1]})),
+        (
+            {"type": 5, "retriable": "no", "details": [1]},
+            ErrorInfo("Error", "", details={"type": 5, "retriable": "no", "details": [1]}),
+        ),
         (error_payload(FULL.error), FULL.error),
     ],
-)  # fmt: skip
+)
 async def test_whatever_a_queue_is_told_of_an_error_can_be_read(told: object, error: ErrorInfo | None) -> None:
     assert error_in(encode(told)) == error
     async with AgentRunner.open("memory://") as runner:

@@ -182,16 +182,18 @@ async def test_rules_of_ones_own_come_first_and_join_the_others() -> None:
     planner = RuleBasedPlanner()
     planner.rule(r"(?:what is )?the weather in (?P<city>\w+)", lambda found: ("weather", {"city": found["city"]}))
     planner.rule(
-        "greet (.+)", lambda found: PlanStep(0, "", {"prompt": f"Greet {found[1]}."}, kind=StepKind.LLM_CALL),
+        "greet (.+)",
+        lambda found: PlanStep(0, "", {"prompt": f"Greet {found[1]}."}, kind=StepKind.LLM_CALL),
         example="greet Ada",
-    )  # fmt: skip
+    )
     planner.rule("add 2 and 3", lambda found: None)
     tools = [*TOOLS, weather]
     plan = await planner.create_plan("What is the weather in Bern? Then greet Ada, then add 2 and 3.", tools)
     assert [(step.kind.value, step.tool_name, step.tool_input) for step in plan.steps] == [
-        ("tool_call", "weather", {"city": "Bern"}), ("llm_call", "", {"prompt": "Greet Ada."}),
+        ("tool_call", "weather", {"city": "Bern"}),
+        ("llm_call", "", {"prompt": "Greet Ada."}),
         ("tool_call", *op("add", 2, 3)),
-    ]  # fmt: skip
+    ]
     with pytest.raises(PlanningError, match='"greet Ada"'):
         await planner.create_plan("sing", tools)
 

@@ -1404,10 +1404,8 @@ async def test_a_stream_begins_at_a_sequence(since: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("queue", "RunQueue"), ("event_bus", "EventBus"),
-     ("state_store", "StateStore")],
-)  # fmt: skip
+    ("name", "said"), [("queue", "RunQueue"), ("event_bus", "EventBus"), ("state_store", "StateStore")]
+)
 def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
     class Legacy:
         async def close(self) -> None: ...

@@ -94,8 +94,9 @@ async def test_after_the_grace_it_is_given_back_with_what_it_executes_itself(pla
         await told(executing)
         runs = await there.runs()
         assert [(run.agent_key, run.status, run.attempt) for run in runs] == [
-            ("outer", RunStatus.PENDING, 1), ("inner", RunStatus.PENDING, 1),
-        ]  # fmt: skip
+            ("outer", RunStatus.PENDING, 1),
+            ("inner", RunStatus.PENDING, 1),
+        ]
 
 
 async def test_what_does_not_stop_is_given_back_all_the_same(

@@ -120,9 +120,10 @@ def test_what_is_imported_must_exist() -> None:
 
 def test_a_circle_is_an_error_that_shows_it() -> None:
     files = {
-        "main.js": 'import { a } from "./a.js";', "a.js": 'import { b } from "./b.js";\nexport const a = 1;',
+        "main.js": 'import { a } from "./a.js";',
+        "a.js": 'import { b } from "./b.js";\nexport const a = 1;',
         "b.js": 'import { a } from "./a.js";\nexport const b = 1;',
-    }  # fmt: skip
+    }
     with pytest.raises(InvalidArgument, match=r"got main\.js > a\.js > b\.js > a\.js"):
         bundled(files, "main.js")
 

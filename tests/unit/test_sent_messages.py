@@ -537,8 +537,10 @@ async def test_a_late_message_is_in_the_conversation(tmp_path: Path, whole: bool
         assert chat is not None
         stored = await runner.persistence.conversations.history(chat)
         assert [(each.role, each.content, each.metadata) for each in stored] == [
-            ("user", "hello", {}), ("assistant", "hi", {}), ("user", "late", {"unanswered": True})
-        ]  # fmt: skip
+            ("user", "hello", {}),
+            ("assistant", "hi", {}),
+            ("user", "late", {"unanswered": True}),
+        ]
 
 
 def patch(rig: Rig, commit: Any) -> None:

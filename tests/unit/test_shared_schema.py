@@ -53,7 +53,7 @@ SCHEMAS = {
         CREATE TABLE t (a CHECK (a <> "none")); CREATE INDEX i ON t (a) WHERE a <> 'x';
         CREATE VIEW v AS SELECT "gone" FROM t""",
     "full-text search": "CREATE VIRTUAL TABLE words USING fts5 (text); INSERT INTO words VALUES ('one')",
-}  # fmt: skip
+}
 
 
 TABLES = (

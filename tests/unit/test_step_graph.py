@@ -54,9 +54,11 @@ class Work:
 
     def diamond(self, **options: Any) -> list[Step]:
         return [
-            self.step("a"), self.step("b", ["a"], turns=9), self.step("c", ["a"], **options),
+            self.step("a"),
+            self.step("b", ["a"], turns=9),
+            self.step("c", ["a"], **options),
             self.step("d", ["b", "c"]),
-        ]  # fmt: skip
+        ]
 
 
 DIAMOND = {"a": "a()", "b": "b(a())", "c": "c(a())", "d": "d(b(a()) c(a()))"}
@@ -206,8 +208,10 @@ async def test_after_a_failure_only_what_is_missing_runs(place: Path | None) -> 
         assert work.begun == ["b", "d"]
         skips = [p for _, p in await rig.told("step.skipped")]
         assert [(p["step_name"], p["reason"]) for p in skips] == [
-            ("d", "dependency_failed"), ("a", "already_completed"), ("c", "already_completed"),
-        ]  # fmt: skip
+            ("d", "dependency_failed"),
+            ("a", "already_completed"),
+            ("c", "already_completed"),
+        ]
         started = [p["step_name"] for _, p in await rig.told("progress")]
         assert started == ["a", "b", "c", "b", "d"]
 
@@ -298,10 +302,11 @@ async def test_state_is_read_only_and_results_are_of_what_it_depends_on(kind: st
             state.results["other"]
 
     steps = [
-        Step("other", lambda ctx, state: 5), Step("first", first),
+        Step("other", lambda ctx, state: 5),
+        Step("first", first),
         Step("between", lambda ctx, state: 2, depends_on=["first"]),
         Step("second", second, depends_on=["between"]),
-    ]  # fmt: skip
+    ]
     async with Rig() as rig:
 
         async def body(ctx: Any) -> Any:
@@ -419,10 +424,12 @@ async def test_checkpoint_false_commits_with_the_next_checkpointed_step(place: P
 
         def steps() -> list[Step]:
             return [
-                work.step("a", checkpoint=False), work.step("b", ["a"], checkpoint=False),
-                work.step("c", ["a"], turns=9), work.step("d", ["c"]),
+                work.step("a", checkpoint=False),
+                work.step("b", ["a"], checkpoint=False),
+                work.step("c", ["a"], turns=9),
+                work.step("d", ["c"]),
                 work.step("e", ["c"], checkpoint=False, turns=30),
-            ]  # fmt: skip
+            ]
 
         await rig.go(running(steps()))
         done = [record.name for record in await rig.records() if record.kind == "done"]
@@ -525,9 +532,11 @@ async def test_each_step_is_retried_and_timed_by_itself(place: Path | None) -> N
 
         async def body(ctx: Any) -> None:
             steps = [
-                work.step("a"), Step("b", flaky, depends_on=["a"], retries=2, retry_delay=0),
-                Step("c", hangs, depends_on=["a"], timeout=0.01), work.step("d", ["b"]),
-            ]  # fmt: skip
+                work.step("a"),
+                Step("b", flaky, depends_on=["a"], retries=2, retry_delay=0),
+                Step("c", hangs, depends_on=["a"], timeout=0.01),
+                work.step("d", ["b"]),
+            ]
             with pytest.raises(StepExecutionError, match=r"'c' failed after 1 attempt.*timed out"):
                 await StepExecutor(ctx).run(steps)
 
@@ -564,9 +573,11 @@ async def test_a_step_in_doubt_follows_its_policy(place: Path | None, policy: st
 
         doubt: Any = happened if policy == "check" else policy
         return [
-            Step("a", lambda ctx, state: 1), Step("b", side, depends_on=["a"], on_in_doubt=doubt),
-            Step("c", side, depends_on=["a"]), Step("d", lambda ctx, state: 4, depends_on=["c"]),
-        ]  # fmt: skip
+            Step("a", lambda ctx, state: 1),
+            Step("b", side, depends_on=["a"], on_in_doubt=doubt),
+            Step("c", side, depends_on=["a"]),
+            Step("d", lambda ctx, state: 4, depends_on=["c"]),
+        ]
 
     async with Rig(place) as rig:
         await rig.cut(running(steps(True)), inside)
@@ -768,8 +779,9 @@ async def test_a_plain_context_resumes_a_graph() -> None:
     assert await StepExecutor(ctx).run(work.diamond()) == DIAMOND
     assert work.begun == ["c", "d"]
     assert [(k, p["step_name"]) for k, p in ctx.events if k == "step.skipped"] == [
-        ("step.skipped", "a"), ("step.skipped", "b"),
-    ]  # fmt: skip
+        ("step.skipped", "a"),
+        ("step.skipped", "b"),
+    ]
 
 
 async def test_a_plain_context_never_loses_a_result_that_was_saved() -> None:

@@ -68,9 +68,11 @@ def test_a_record_may_carry_the_next_steps_start() -> None:
 
 def test_the_rest_of_a_journal_is_read_too() -> None:
     known = journal(
-        Record(0, "reset", key="x:"), Record(0, "reset", key="x:"), Record(0, "ended", "failed"),
+        Record(0, "reset", key="x:"),
+        Record(0, "reset", key="x:"),
+        Record(0, "ended", "failed"),
         Record(0, "started", "sleep", "w:0", info='{"until":7.5}'),
-    )  # fmt: skip
+    )
     assert known.view.resets == {"x:": 2}
     assert known.view.end_record is not None
     assert known.view.wait_deadlines == {("sleep", "w:0"): (7.5, 0.0)}

@@ -94,9 +94,11 @@ async def test_the_events_are_those_of_a_plain_context(place: Path | None) -> No
     def steps() -> list[Step]:
         calls = Calls()
         return [
-            calls.step("a", description="first"), calls.bad("b", failures=2, retries=2), calls.step("c"),
+            calls.step("a", description="first"),
+            calls.bad("b", failures=2, retries=2),
+            calls.step("c"),
             calls.bad("d", retries=1),
-        ]  # fmt: skip
+        ]
 
     mock = MockRunContext()
     with pytest.raises(StepExecutionError) as plain:

@@ -321,8 +321,10 @@ async def test_what_code_writes_into_state_is_seen() -> None:
         return dict(state)
 
     assert (await executor.run([Step("a", reads)], initial_state={"extra": 0}))["a"] == {
-        "user": "ada", "n": 2, "extra": 0,
-    }  # fmt: skip
+        "user": "ada",
+        "n": 2,
+        "extra": 0,
+    }
     assert executor.state.custom_state["n"] == 2
 
 
@@ -591,8 +593,10 @@ def test_a_copy_of_a_state_is_of_the_same_execution(copied: Callable[[ExecutionS
 
 
 async def test_a_step_that_a_written_state_names_as_completed_is_skipped_without_a_result_too() -> None:
-    for steps in ([Step("a", returning(1)), Step("b", returning(2))],
-                  [Step("a", returning(1)), Step("b", returning(2), depends_on=["a"])]):  # fmt: skip
+    for steps in (
+        [Step("a", returning(1)), Step("b", returning(2))],
+        [Step("a", returning(1)), Step("b", returning(2), depends_on=["a"])],
+    ):
         ctx = MockRunContext()
         await ctx.checkpoint({"_step_executor_state": ExecutionState(completed_steps=["a"]).to_dict()})
         assert await StepExecutor(ctx).run(steps) == {"a": None, "b": 2}

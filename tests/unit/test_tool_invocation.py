@@ -204,8 +204,10 @@ class Array:
         ({"a": [float("inf"), float("-inf")]}, {"a": ["Infinity", "-Infinity"]}),
         (Unregistered("Oslo", Unregistered("Ulm")), {"city": "Oslo", "inner": {"city": "Ulm", "inner": None}}),
         (Level.HIGH, 3),
-        ({1: "a", None: "b", 2.5: "c", Level.HIGH: "d", UUID(int=0): "e"},
-         {"1": "a", "null": "b", "2.5": "c", "3": "d", "00000000-0000-0000-0000-000000000000": "e"}),
+        (
+            {1: "a", None: "b", 2.5: "c", Level.HIGH: "d", UUID(int=0): "e"},
+            {"1": "a", "null": "b", "2.5": "c", "3": "d", "00000000-0000-0000-0000-000000000000": "e"},
+        ),
         ([Model()], [{"at": "2026-01-02T12:00:00+00:00", "level": 3}]),
         (Attrs(), {"a": 1}),
         (Struct(), {"a": 1}),
@@ -217,7 +219,7 @@ class Array:
         (bytearray(b"a"), "a"),
         (types.MappingProxyType({"a": Level.HIGH}), {"a": 3}),
     ],
-)  # fmt: skip
+)
 async def test_a_result_with_an_obvious_json_form_is_converted(result: Any, plain: Any) -> None:
     answer = await _answer(lambda: result)
     assert (answer.ok, answer.error, answer.result) == (True, None, plain)

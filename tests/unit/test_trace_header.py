@@ -36,14 +36,12 @@ OPENAI_STREAM = events(
 ANTHROPIC_STREAM = events(
     ("message_start", {"type": "message_start", "message": {**ANTHROPIC, "content": [], "stop_reason": None}}),
     ("content_block_start", {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
-    ("content_block_delta",
-     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}),
+    ("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}),
     ("content_block_stop", {"type": "content_block_stop", "index": 0}),
-    ("message_delta",
-     {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
+    ("message_delta", {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
     ("message_stop", {"type": "message_stop"}),
     end="",
-)  # fmt: skip
+)
 MAKE: dict[str, Callable[[WireServer], OpenAIClient | AnthropicClient]] = {
     "openai": lambda server: OpenAIClient("sk-1", base_url=server.url),
     "anthropic": lambda server: AnthropicClient(api_key="sk-1", base_url=server.url),

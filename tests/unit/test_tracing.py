@@ -163,9 +163,7 @@ def test_a_payload_with_a_name_of_ours_is_there_as_a_whole_too(mine: MyTraceSink
     tracer.event(RUN, "run.failed", payload)
     tracer.close(SOON)
     event = mine.next()
-    assert event == {
-        "type": "run.failed", "run_id": str(RUN), "time": START, "message": "no", "payload": payload,
-    }  # fmt: skip
+    assert event == {"type": "run.failed", "run_id": str(RUN), "time": START, "message": "no", "payload": payload}
 
 
 def test_what_is_told_stays_as_it_was(mine: MyTraceSink) -> None:

@@ -99,10 +99,12 @@ async def test_a_turn_asks_the_provider_and_the_model_of_its_settings(tmp_path: 
 @pytest.mark.sentence("001", "Adapter selection comes from `ConfigLoader` defaults or personality overrides")
 async def test_what_a_personality_or_its_provider_names_goes_before(tmp_path: Path) -> None:
     own = f'\n[providers."{NAMED}"]\ndefault_model = "m-own"\napi_key = "k"\n'
-    packs = PackSet.of({
-        "plain": PersonalityInstance(name="plain", default=True),
-        "special": PersonalityInstance(name="special", model="m-special"),
-    })  # fmt: skip
+    packs = PackSet.of(
+        {
+            "plain": PersonalityInstance(name="plain", default=True),
+            "special": PersonalityInstance(name="special", model="m-special"),
+        }
+    )
     async with _runner() as runner:
         manager = TurnManager(runner, config=_loader(tmp_path, RUNTIME + own), packs=packs)
         await manager.run_turn("hello")

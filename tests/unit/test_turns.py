@@ -159,8 +159,9 @@ async def test_a_turn_is_planned_carried_out_and_told(place: Path | None) -> Non
         turn = await manager.wait("t1")
         assert (turn.status, turn.response, turn.user_id) == (RunStatus.SUCCEEDED, "84", "bob")
         assert [(s.step_number, s.tool_name, s.status, s.result, s.attempt) for s in turn.steps] == [
-            (1, "calculator", StepStatus.COMPLETED, 42, 1), (2, "calculator", StepStatus.COMPLETED, 84, 1),
-        ]  # fmt: skip
+            (1, "calculator", StepStatus.COMPLETED, 42, 1),
+            (2, "calculator", StepStatus.COMPLETED, 84, 1),
+        ]
         assert turn.trace_id == asked.trace_id == turn.id.replace("-", "")
         assert turn.metadata["parent_trace_id"] == "outer"
         assert turn.plan is not None
@@ -242,10 +243,12 @@ async def test_an_unknown_turn_and_a_run_that_is_no_turn(place: Path | None) -> 
     "001", "StepProcessor: drive each Step (LLM/tool/memory) by invoking the appropriate adapter or service"
 )
 async def test_a_model_answers_in_pieces_with_the_personality_of_the_turn() -> None:
-    packs = PackSet.of({
-        "plain": PersonalityInstance(name="plain", default=True),
-        "pirate": PersonalityInstance(name="pirate", system_prompt="Speak as {{role}}, {{mood}}.", model="m-1"),
-    })  # fmt: skip
+    packs = PackSet.of(
+        {
+            "plain": PersonalityInstance(name="plain", default=True),
+            "pirate": PersonalityInstance(name="pirate", system_prompt="Speak as {{role}}, {{mood}}.", model="m-1"),
+        }
+    )
     async with House() as house:
         await house.stores.preferences.set("bob/mood", "merry")
         client = MockLLMClient(["Ahoy, and a long answer indeed"])
@@ -427,10 +430,11 @@ async def test_row_plan_executor_a_planner_that_fails_is_logged_and_done_without
 @pytest.mark.sentence("001", "PlanExecutor: skips step on planner error, logs")
 async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     steps = (
-        PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "nothing", {}),
+        PlanStep(1, "calculator", {"expression": "1 + 1"}),
+        PlanStep(2, "nothing", {}),
         PlanStep(3, "calculator", {"expression": "{{step_2.result}} + 1"}),
         PlanStep(4, "calculator", {"expression": "{{step_1.result}} + 5"}),
-    )  # fmt: skip
+    )
     async with House() as house:
         manager = house.manager(planner=Fixed(*steps))
         turn = await manager.run_turn("x")
@@ -1114,9 +1118,11 @@ async def test_a_late_result_changes_no_step_that_has_ended() -> None:
         [first, _] = await trail(manager, RESULTS)
         failed = EventEnvelope.from_dict(first.to_dict() | {"payload": first.payload.to_dict() | {"status": "failed"}})
         for status, late, changes in (
-            (StepStatus.CANCELLED, first, False), (StepStatus.SKIPPED, first, False),
-            (StepStatus.FAILED, failed, False), (StepStatus.FAILED, first, True),
-        ):  # fmt: skip
+            (StepStatus.CANCELLED, first, False),
+            (StepStatus.SKIPPED, first, False),
+            (StepStatus.FAILED, failed, False),
+            (StepStatus.FAILED, first, True),
+        ):
             turn.steps[0].status = status
             await manager.contexts.save_turn(turn)
             before = await manager.contexts.get_turn(turn.id)
@@ -1243,10 +1249,12 @@ def test_each_message_of_a_conversation_is_measured_once() -> None:
 async def test_a_personality_that_is_not_to_remember_reads_the_conversation_and_adds_nothing(
     place: Path | None,
 ) -> None:
-    packs = PackSet.of({
-        "open": PersonalityInstance(name="open", default=True),
-        "discreet": PersonalityInstance(name="discreet", memory=MemorySettings(remember=False)),
-    })  # fmt: skip
+    packs = PackSet.of(
+        {
+            "open": PersonalityInstance(name="open", default=True),
+            "discreet": PersonalityInstance(name="discreet", memory=MemorySettings(remember=False)),
+        }
+    )
     async with House(place) as house:
         client = MockLLMClient(["none yet", "one", "two", "three"])
         manager = house.manager(planner=Fixed(error=PlanningError("none")), client=client, packs=packs)
@@ -1270,9 +1278,7 @@ async def test_a_tool_that_needs_a_yes_parks_the_turn_until_it_comes(place: Path
 
     tool = Tool.from_function(send)
     tool.requires_confirmation = True
-    steps = (
-        PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "send", {"to": "bob"}, depends_on=[1]),
-    )  # fmt: skip
+    steps = (PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "send", {"to": "bob"}, depends_on=[1]))
     async with House(place, park_after=0) as house:
         hooks = Told()
         manager = house.manager(planner=Fixed(*steps), tools=_with_calculator(tool), hooks=[hooks])

@@ -191,9 +191,7 @@ async def test_a_rejected_message_is_no_longer_hidden_after_a_success(url: str) 
         assert [each["content"] for each in chat.model.asked[-1]] == ["x"]
         assert await again(runner) is RunStatus.SUCCEEDED
         await runner.execute("chat", None, said("y"))
-        assert [each["content"] for each in chat.model.asked[-1]] == [
-            "one", "two", "x", "answer to x", "answer", "y"
-        ]  # fmt: skip
+        assert [each["content"] for each in chat.model.asked[-1]] == ["one", "two", "x", "answer to x", "answer", "y"]
 
 
 @pytest.mark.parametrize("ends", ["failed", "succeeded"])

@@ -184,7 +184,7 @@ def test_no_prompt_keeps_the_rules_busy() -> None:
         ("add the following two numbers 2 and 3", [{"operation": "add", "a": 2, "b": 3}]),
         ("put milk", [{"action": "add", "text": "milk"}]),
     ],
-)  # fmt: skip
+)
 async def test_white_space_and_polite_words_change_nothing(prompt: str, wanted: list[Any]) -> None:
     plan = await RuleBasedPlanner().create_plan(prompt, built_in_tools())
     assert [step.tool_input for step in plan.steps] == wanted

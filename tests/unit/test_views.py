@@ -522,8 +522,9 @@ async def test_usage_is_summed_by_agent_and_day(place: str) -> None:
         by_day = await usage_view(runner, "day")
         before = await usage_view(runner, until=1.0, since=0.0)
     assert [(each["agent"], each["runs"], each["tokens"], each["cost_usd"]) for each in by_agent["items"]] == [
-        ("cheap", 2, 10, 0.5), (HOSTILE, 1, 5, 0.25),
-    ]  # fmt: skip
+        ("cheap", 2, 10, 0.5),
+        (HOSTILE, 1, 5, 0.25),
+    ]
     assert by_agent["complete"]
     [day] = by_day["items"]
     assert (day["runs"], day["cost_usd"], day["day"]) == (3, 0.75, by_day["until"][:10])

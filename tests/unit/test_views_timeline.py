@@ -181,9 +181,11 @@ async def test_waits_and_approvals_are_told_apart(place: Path | None) -> None:
         await rig.runner.run_once()
         found = await rows(rig)
         assert [(each["label"], each["kind"], each["state"]) for each in found] == [
-            ("pay", "approval", "done"), ("go", "wait", "done"), ("messages", "wait", "done"),
+            ("pay", "approval", "done"),
+            ("go", "wait", "done"),
+            ("messages", "wait", "done"),
             ("never", "wait", "waiting"),
-        ]  # fmt: skip
+        ]
         contents = await detail(rig, "pay")
         assert (contents["output"], contents["input"], contents["idempotency_key"]) == ({"approved": True}, None, None)
         assert (await detail(rig, "never"))["input"]["until"] > found[-1]["started_at"]
@@ -421,8 +423,10 @@ async def test_rows_of_a_fork_are_copied_up_to_its_first_own_step(place: Path | 
         await rig.runner.execute(agent, "f")
         found = await by_label(rig, "f")
         assert {label: each["state"] for label, each in found.items()} == {
-            "first": "copied", "child": "copied", "second": "done",
-        }  # fmt: skip
+            "first": "copied",
+            "child": "copied",
+            "second": "done",
+        }
         assert [each["started_at"] is None for each in found.values()] == [True, True, False]
         assert [each["ended_at"] is None for each in found.values()] == [True, True, False]
         assert found["child"]["child_run_id"] == source["child"]["child_run_id"]

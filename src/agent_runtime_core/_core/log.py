@@ -65,7 +65,7 @@ FIELDS: Final = ("run_id", "tenant", "turn_id", "step", "step_id", "attempt", "t
 
 def about_run(
     run_id: str, attempt: int | None = None, tenant: str = "", *, turn_id: str | None = None
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the fields of a run, as `extra` of a log call whose task does not execute that run."""
     return {
         "run_id": run_id, "tenant": tenant or None, "turn_id": turn_id, "step": None, "step_id": None,

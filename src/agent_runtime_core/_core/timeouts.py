@@ -123,8 +123,10 @@ async def wait_cancelled(
         _leave(left)
         log.warning(
             "%s did not stop within %g s of being cancelled: abandoned, it may still have effects. It is in %s",
-            what, grace, places,
-        )  # fmt: skip
+            what,
+            grace,
+            places,
+        )
     return left
 
 

@@ -39,9 +39,7 @@ class CommitRequest:
     It is its own awaitable: a coroutine and a future around it would cost each commit two objects and two frames.
     """
 
-    __slots__ = (
-        "done", "error", "executor", "future", "guard", "loop", "ops", "resolved", "result", "timed_out",
-    )  # fmt: skip
+    __slots__ = ("done", "error", "executor", "future", "guard", "loop", "ops", "resolved", "result", "timed_out")
 
     def __init__(self, guard: Guard | None, ops: Sequence[Op], executor: CommitExecutor | None = None) -> None:
         self.guard: Guard | None = guard

@@ -530,9 +530,10 @@ class WriteBuffer:
         if self._next_seq != seq:
             ops = [
                 Op(op.name, (self.guard.key, op.args[1]._replace(seq=self.next_seq())))
-                if op.name == "journal.append" else op
+                if op.name == "journal.append"
+                else op
                 for op in ops
-            ]  # fmt: skip
+            ]
         later, self.ops = self.ops, [*ops]
         self.add(later)
 
@@ -606,9 +607,11 @@ async def require_separate_fences(queue: Any, backend: Any, guard: Guard) -> Non
         return
     got = Shown(f"{type_name(type(queue))} and {type_name(type(backend))} with the same fences and an engine each")
     raise must(
-        "backends on one database", "share one engine", got,
+        "backends on one database",
+        "share one engine",
+        got,
         "Set the attribute `engine` of each to the same object, or give each its own table of fences",
-    )  # fmt: skip
+    )
 
 
 # -- events of records, for a bus that does not read them from the journal itself

@@ -76,8 +76,10 @@ def charge_of(
         COUNT.check(name, value)
     number().or_none("").check("cost_usd", cost_usd)
     tokens = {
-        "prompt_tokens": input_tokens, "completion_tokens": output_tokens, "total_tokens": input_tokens + output_tokens,
-    }  # fmt: skip
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
     if cost_usd is None and model:
         cost_usd = price_in_usd(tokens, model, get_config().model_prices)
     usage = {**tokens, "turns": turns, "tool_calls": tool_calls, "cost_usd": cost_usd}
@@ -404,9 +406,7 @@ class Context:
 
     @typed_step
     @takes_options_of(RunContext.step)
-    async def step(
-        self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any
-    ) -> Any:  # fmt: skip
+    async def step(self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any) -> Any:
         if self.control.refuses:
             await self.control.refuse(name)
         if not options:

@@ -358,9 +358,8 @@ class ContextSteps:
         """Record a failed transaction, so that code which continues without it does the same when it is resumed."""
         about = self._journal.about_failure(CURRENT_STEP.get(), self._journal.running_steps)
         record = self._journal.records.failed(
-            FAILED, name, key, attempt=1, pos=position, total=0, tries=1,
-            info=info | about,
-        )  # fmt: skip
+            FAILED, name, key, attempt=1, pos=position, total=0, tries=1, info=info | about
+        )
         await self._journal.publish(record)
 
     # -- recorded values
@@ -400,9 +399,11 @@ class ContextSteps:
         if self.scope is not None or not self._control.in_main_task:
             where = "a step" if self.scope is not None else "a task that the run has started"
             raise must(
-                f"ctx.patched({brief(name)})", "be called between steps, in the main task of the run",
-                Shown(f"a call in {where}"), "Call it before the step or the task, and pass the answer on",
-            )  # fmt: skip
+                f"ctx.patched({brief(name)})",
+                "be called between steps, in the main task of the run",
+                Shown(f"a call in {where}"),
+                "Call it before the step or the task, and pass the answer on",
+            )
         name = unbroken("the name of a patch", name)
         if name not in self._patches:
             self._patches[name] = await self._decide(f"patched:{name}", "v:0")

@@ -118,7 +118,7 @@ def _turn(
 
 def tool_results(
     key: str, calls: Iterable[Mapping[str, Any]], done: Mapping[Identity, Record], read: Callable[[str | None], Any]
-) -> dict[int, dict[str, Any]]:  # fmt: skip
+) -> dict[int, dict[str, Any]]:
     """Return the recorded results of the calls of the model call `key` as messages, by the index of the call."""
     found: dict[int, dict[str, Any]] = {}
     for index, call in enumerate(calls):
@@ -144,7 +144,7 @@ def _result(call_id: Any, value: Any) -> dict[str, Any]:
 
 def _edit(
     key: str, call: Mapping[str, Any], done: Mapping[Identity, Record], read: Callable[[str | None], Any]
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Return the arguments of a call as a person has edited them, or None."""
     function = call.get("function")
     name = (function if isinstance(function, dict) else call).get("name")

@@ -178,8 +178,10 @@ class Parking:
             log.warning(
                 "run %s waits for %.120s inside %.120s: it is not parked, and holds a slot of its worker. To wait "
                 "without a slot, set requires_confirmation of the tool, or ask between steps or in on_tool_call",
-                self._row.run_id, reason, f"step {scope.name!r}",
-            )  # fmt: skip
+                self._row.run_id,
+                reason,
+                f"step {scope.name!r}",
+            )
 
     def _has_finished(self, find: Find, limit: Duration | None) -> bool:
         return find() is not None or (limit is not None and limit.left() <= 0)

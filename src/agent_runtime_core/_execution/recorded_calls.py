@@ -132,9 +132,7 @@ class RecordedCalls:
         deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
         return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
 
-    async def between(
-        self, name: str, key: str, code: Callable[[], Awaitable[Any]], *, lazy: bool = False
-    ) -> Any:  # fmt: skip
+    async def between(self, name: str, key: str, code: Callable[[], Awaitable[Any]], *, lazy: bool = False) -> Any:
         """Run code between steps and record what it returns. Its calls are counted separately, as inside a step.
 
         A wait in it can park the run. If it is cut off, it runs again, with the recorded results of its calls.

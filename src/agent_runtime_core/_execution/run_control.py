@@ -51,7 +51,7 @@ class RunRecorder(Protocol):
 
     async def keep(
         self, result: RunResult, sent: Sequence[dict[str, Any]], *, rejected: bool, unanswered: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append the complete turns of a run that did not succeed to its conversation, and the user's messages.
 
         Args:
@@ -134,7 +134,7 @@ class ContextWaits(Protocol):
 
     async def review(
         self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None, /
-    ) -> AlreadyDone | None:  # fmt: skip
+    ) -> AlreadyDone | None:
         """Park until a person has reviewed a step in doubt."""
 
     async def approve(
@@ -241,7 +241,7 @@ class RunControl:
 
     async def review(
         self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
-    ) -> AlreadyDone | None:  # fmt: skip
+    ) -> AlreadyDone | None:
         """Wait until a person has reviewed the step in doubt that the record `start` started.
 
         Args:

@@ -261,8 +261,10 @@ _BUILT_FROM_MESSAGE: Final = frozenset({builtins.__name__, AgentRuntimeError.__m
 
 #: Describes the error of a call that was cancelled.
 CUT_OFF: Final[dict[str, Any]] = {
-    "error": "the step was cut off in an earlier attempt", "type": "TimeoutError", "class": "builtins:TimeoutError",
-}  # fmt: skip
+    "error": "the step was cut off in an earlier attempt",
+    "type": "TimeoutError",
+    "class": "builtins:TimeoutError",
+}
 
 #: Errors that a step raises as they are: everyone who runs the code of a run knows them.
 _UNWRAPPED: Final = (StepExecutionError, LimitExceeded)

@@ -22,9 +22,7 @@ def trace_of(row: RunRow, records: Sequence[Record]) -> RunTrace:
     parent = json.loads(row.metadata).get("traceparent") if '"traceparent"' in row.metadata else None
     # Records that are copied into a fork have the claim ids of the other run.
     resumes = sum(each.kind == RESUMED and each.attempt == row.attempt and not is_copied(each) for each in records)
-    return RunTrace(
-        row.run_id, row.generation, row.failures, row.crashes, resumes + row.parked, parsed(parent)
-    )  # fmt: skip
+    return RunTrace(row.run_id, row.generation, row.failures, row.crashes, resumes + row.parked, parsed(parent))
 
 
 def with_traceparent(

@@ -266,7 +266,7 @@ class Waits:
 
     async def review(
         self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
-    ) -> AlreadyDone | None:  # fmt: skip
+    ) -> AlreadyDone | None:
         """Wait for a person to decide about a step in doubt.
 
         Args:

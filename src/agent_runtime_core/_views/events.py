@@ -59,7 +59,7 @@ def type_filter(types: Sequence[str] | None) -> Chosen | None:
 
 async def events_page(
     bus: EventBus, run_id: str, start: int, chosen: Chosen | None = None, *, stacks: bool = True
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return {"items", "next"} with the events from `start` on, as JSON.
 
     `next` is the value of `after` for the next page, null at the end of the log. Without `stacks`, failures have none.

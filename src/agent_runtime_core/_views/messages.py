@@ -68,9 +68,10 @@ async def messages_view(
     first = max(after + 1, 0)
     end = len(items) if limit is None else min(first + limit, len(items))
     return {
-        "items": [message for message, _ in items[first:end]], "step_ids": [step for _, step in items[first:end]],
+        "items": [message for message, _ in items[first:end]],
+        "step_ids": [step for _, step in items[first:end]],
         "next": end - 1 if first < end < len(items) else None,
-    }  # fmt: skip
+    }
 
 
 async def _final_messages(runner: RunClient, row: RunRow) -> list[Any]:
@@ -171,7 +172,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 def _with_invalidated(
     row: RunRow, items: Sequence[_Item], records: Sequence[Record], texts: Mapping[str, Sequence[Invalidated]]
-) -> list[_Item]:  # fmt: skip
+) -> list[_Item]:
     """Add invalidated texts: before the answer of their model call, or at the end if it has none."""
     left, found = dict(texts), list[_Item]()
     for message, step in items:
@@ -210,9 +211,7 @@ class Invalidated(NamedTuple):
     text: str
 
 
-async def invalidated_texts(
-    runner: RunClient, row: RunRow, records: Sequence[Record]
-) -> dict[str, list[Invalidated]]:  # fmt: skip
+async def invalidated_texts(runner: RunClient, row: RunRow, records: Sequence[Record]) -> dict[str, list[Invalidated]]:
     """Return the texts by the id of the step of their model call, in the order in which they were streamed.
 
     When a run starts or resumes, the text of a model call that has not ended is streamed again from its beginning.

@@ -105,12 +105,14 @@ def _workers(runner: RunClient, running: list[RunRow], now: float) -> list[dict[
         ends = [row.lease_until + offset for row in rows if row.lease_until < math.inf]
         workers.append(
             {
-                "worker": worker, "runs": len(rows), "agents": dict(Counter(row.agent for row in rows)),
+                "worker": worker,
+                "runs": len(rows),
+                "agents": dict(Counter(row.agent for row in rows)),
                 "lease_ends_at": iso_time(min(ends, default=None)),
                 "last_lease_ends_at": iso_time(max(ends, default=None)),
                 "expired": sum(end < now for end in ends),
             }
-        )  # fmt: skip
+        )
     return workers
 
 
@@ -185,13 +187,15 @@ def about_view(runner: RunClient, scopes: Iterable[str], *, hide_store: bool = F
     """
     engine = runner.queue.commits
     return {
-        "version": load("agent_runtime_core:__version__"), "python": platform.python_version(),
+        "version": load("agent_runtime_core:__version__"),
+        "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "store": None if hide_store else str(getattr(engine, "path", type(runner.queue).__name__)),
         "backend": type(runner.queue).__name__.removesuffix("Queue"),
-        "durability": getattr(engine, "durability", None), "read_only": bool(getattr(engine, "read_only", False)),
+        "durability": getattr(engine, "durability", None),
+        "read_only": bool(getattr(engine, "read_only", False)),
         "scopes": sorted(scopes),
-    }  # fmt: skip
+    }
 
 
 def health_view(runner: RunClient, problems: Sequence[str], streams: int = 0) -> dict[str, Any]:

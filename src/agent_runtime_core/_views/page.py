@@ -90,9 +90,11 @@ def _suffix(path: str) -> str:
 def _headers(path: str, content: bytes) -> dict[str, str]:
     # `no-cache` means: ask again each time. A new version of the library then never runs with old scripts.
     return {
-        **HEADERS, "Content-Type": _MEDIA_TYPES[_suffix(path)], "Cache-Control": "no-cache",
+        **HEADERS,
+        "Content-Type": _MEDIA_TYPES[_suffix(path)],
+        "Cache-Control": "no-cache",
         "ETag": f'"{hashlib.sha256(content).hexdigest()[:20]}"',
-    }  # fmt: skip
+    }
 
 
 def host_name(header: str) -> str | None:

@@ -103,9 +103,11 @@ def _planned(row: RunRow, plan: Plan, traces: dict[Identity, TracedStep]) -> dic
 
 def _described(step: PlanStep) -> dict[str, Any]:
     return {
-        "kind": step.kind.value, "tool": step.tool_name or None, "input": step.tool_input,
+        "kind": step.kind.value,
+        "tool": step.tool_name or None,
+        "input": step.tool_input,
         "description": step.reasoning or None,
-    }  # fmt: skip
+    }
 
 
 def _node(row: RunRow, name: str, key: str, trace: TracedStep | None) -> dict[str, Any]:

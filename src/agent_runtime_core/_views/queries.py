@@ -46,8 +46,9 @@ _STRING: Final = {"type": "string"}
 _NULL: Final = {"type": "null"}
 #: A time, as a schema.
 TIME_FORMS: Final[list[dict[str, Any]]] = [
-    {"type": "string", "format": "date-time"}, {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
-]  # fmt: skip
+    {"type": "string", "format": "date-time"},
+    {"type": "number", "minimum": 0, "exclusiveMaximum": TOO_LATE},
+]
 
 
 def seconds_of(value: Any) -> Any:
@@ -127,7 +128,7 @@ def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]
 
 async def newest_of(
     queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int, *, metadata: bool = False
-) -> list[RunRow]:  # fmt: skip
+) -> list[RunRow]:
     """Return the newest rows before a position that match one of the filters, each once: light, or with `metadata`."""
     lists = [
         await queue.find(each._replace(before=before, limit=limit, light=not metadata, without_input=metadata))

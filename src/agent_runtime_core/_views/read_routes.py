@@ -141,7 +141,7 @@ async def list_runs(asked: Asked) -> Answer:
 
 async def _newest(
     asked: Asked, filters: Sequence[RunFilter], before: Position | None
-) -> list[tuple[RunRow, RunRow, Position]]:  # fmt: skip
+) -> list[tuple[RunRow, RunRow, Position]]:
     metadata = asked.caller.may is not None
     rows = await newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1, metadata=metadata)
     return [(row, row, (row.created_at, row.arrival)) for row in rows]
@@ -228,15 +228,13 @@ async def _questions(asked: Asked, batch: int, after: str | None) -> list[tuple[
     caller = asked.caller
     found = await open_requests(
         asked.runner.queue, batch + 1, after, asked.query["agent"], caller.tenant or "", metadata=caller.may is not None
-    )  # fmt: skip
+    )
     return [(row, question_view(each), each.cursor) for row, each in found]
 
 
 async def read_about(asked: Asked) -> Answer:
     """Return the store, the versions, and what the caller may do."""
-    return Answer(
-        about_view(asked.runner, asked.caller.scopes, hide_store=asked.caller.limited) | asked.about()
-    )  # fmt: skip
+    return Answer(about_view(asked.runner, asked.caller.scopes, hide_store=asked.caller.limited) | asked.about())
 
 
 async def read_queue(asked: Asked) -> Answer:

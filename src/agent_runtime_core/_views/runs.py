@@ -238,7 +238,7 @@ def _conversation(input_: Any) -> str | None:
 
 async def waits_of(
     runner: RunClient, row: RunRow, records: Sequence[Record] | None = None
-) -> tuple[list[dict[str, str]], set[str]]:  # fmt: skip
+) -> tuple[list[dict[str, str]], set[str]]:
     """Return the open waits of a run, and the names of all questions that it has asked.
 
     A wait is {"kind": "approval", "review" or "signal", "name": …}. A review is the question about a step in doubt.

@@ -111,12 +111,14 @@ class _Timeline:
         if error is not None:
             error = {**error, "traceback": self._traceback(step, error["message"])}
         return {
-            "input": self._input(step), "output": _output(step), "error": error,
+            "input": self._input(step),
+            "output": _output(step),
+            "error": error,
             # Only code that runs inside a step reads it.
             "idempotency_key": f"{self.row.run_id}:{wanted}" if step.kind in ("step", "tool", "model") else None,
             "digest": None if step.key.startswith(LIST) else step.digest,
             "records": [record_view(each) for each in step.records],
-        }  # fmt: skip
+        }
 
     def _outcome(self, step: TracedStep) -> tuple[str, dict[str, Any] | None]:
         """Return the state of a step and its error. The result of a tool call or child run may be a failure."""
@@ -247,10 +249,12 @@ def _attempt(number: int, attempt: Attempt, state: str) -> dict[str, Any]:
     elif end.kind in (RETRYING, FAILED):
         state = "failed"
     return {
-        "number": number, "started_at": None if state == "copied" else iso_time(attempt.began),
-        "ended_at": None if state == "copied" else iso_time(attempt.ended), "state": state,
+        "number": number,
+        "started_at": None if state == "copied" else iso_time(attempt.began),
+        "ended_at": None if state == "copied" else iso_time(attempt.ended),
+        "state": state,
         "error": None if end is None or end.kind == DONE else _error(end),
-    }  # fmt: skip
+    }
 
 
 def _error(record: Record) -> dict[str, Any] | None:

@@ -88,8 +88,10 @@ def bash() -> str:
         name = " ".join(each.path)
         lines.append(f"    {_quoted(name)}) words={_quoted(' '.join(each.words))}")
         lines.append(f"        options={_quoted(' '.join(each.options))} ;;")
-        values += [f"    {_quoted(f'{name} {option}')}) words={_quoted(' '.join(given))} options= ;;"
-                   for option, given in each.values.items()]  # fmt: skip
+        values += [
+            f"    {_quoted(f'{name} {option}')}) words={_quoted(' '.join(given))} options= ;;"
+            for option, given in each.values.items()
+        ]
         values += [f"    {_quoted(f'{name} {option}')}) words= options= ;;"
                    for option in each.options if option not in each.values and option not in each.flags]  # fmt: skip
     lines += ["    esac", '    case "$path $before" in', *values, "    esac"]
@@ -129,8 +131,10 @@ def zsh() -> str:
         entries = " ".join(_quoted_pair(word, text) for word, text in each.words.items())
         options = " ".join(_quoted_pair(word, text) for word, text in each.options.items())
         lines.append(f"    ({_quoted(name)}) entries=({entries}) options=({options}) ;;")
-        values += [f"    ({_quoted(f'{name} {option}')}) compadd -- {' '.join(given)}; return ;;"
-                   for option, given in each.values.items()]  # fmt: skip
+        values += [
+            f"    ({_quoted(f'{name} {option}')}) compadd -- {' '.join(given)}; return ;;"
+            for option, given in each.values.items()
+        ]
         values += [f"    ({_quoted(f'{name} {option}')}) _files; return ;;"
                    for option in each.options if option not in each.values and option not in each.flags]  # fmt: skip
     lines += ["    esac", '    case "$path_ $before" in', *values, "    esac"]
@@ -174,8 +178,9 @@ def fish() -> str:
     for each in found:
         name = " ".join(each.path)
         condition = f"-n '{f'__agent_runtime_at {name}'.rstrip()}'"
-        lines += [f"complete -c agent-runtime {condition} -a {word} -d {_quoted(text)}"
-                  for word, text in each.words.items()]  # fmt: skip
+        lines += [
+            f"complete -c agent-runtime {condition} -a {word} -d {_quoted(text)}" for word, text in each.words.items()
+        ]
         for option, text in each.options.items():
             kind = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
             given = each.values.get(option)

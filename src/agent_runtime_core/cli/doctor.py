@@ -62,9 +62,11 @@ def file_checks(path: str) -> Iterator[Finding]:
     kind = file_system_of(path)
     if kind in _NETWORK:
         yield Finding(
-            WARNING, "file system", f"{path} is on {kind}, where the locks of SQLite do not exclude other machines",
+            WARNING,
+            "file system",
+            f"{path} is on {kind}, where the locks of SQLite do not exclude other machines",
             "Move the file to a local disk, or use Redis",
-        )  # fmt: skip
+        )
     elif kind is not None:
         yield Finding(OK, "file system", kind)
 

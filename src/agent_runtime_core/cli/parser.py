@@ -98,13 +98,17 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def parser() -> Parser:
     """Return the parser of all commands. The parsed `command` names the coroutine function to call."""
     top = Parser(
-        prog="agent-runtime", description="Run workers, inspect runs and fix failed ones.", epilog=_EPILOG,
+        prog="agent-runtime",
+        description="Run workers, inspect runs and fix failed ones.",
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     top.add_argument(
-        "--version", action="version", version=f"%(prog)s {load('agent_runtime_core:__version__')}",
+        "--version",
+        action="version",
+        version=f"%(prog)s {load('agent_runtime_core:__version__')}",
         help="print the version and exit",
-    )  # fmt: skip
+    )
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
     plain = argparse.ArgumentParser(add_help=False)
     plain.add_argument("--json", action="store_true", help="write JSON")
@@ -194,19 +198,23 @@ def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
     worker.add_argument("target", metavar="module:attr", help=_TARGET)
     _add_worker_options(worker, concurrency=1)
     worker.add_argument(
-        "--metrics-port", type=port, metavar="N",
+        "--metrics-port",
+        type=port,
+        metavar="N",
         help="serve metrics for Prometheus on this port; 0 chooses a free one (default: no metrics)",
-    )  # fmt: skip
-    worker.add_argument("--metrics-host", default="127.0.0.1", metavar="ADDRESS",
-                        help="address of the metrics (default: 127.0.0.1)")  # fmt: skip
+    )
+    worker.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="address of the metrics (default: 127.0.0.1)"
+    )
 
 
 def _add_worker_options(worker: Parser, *, concurrency: int) -> None:
     worker.add_argument("--concurrency", type=positive_int, default=concurrency, metavar="N",
                         help=f"runs at once (default: {concurrency})")  # fmt: skip
     _add_agent_path(worker)
-    worker.add_argument("--grace", type=duration, metavar="DURATION",
-                        help="time to let active runs finish on SIGTERM (default: 25s)")  # fmt: skip
+    worker.add_argument(
+        "--grace", type=duration, metavar="DURATION", help="time to let active runs finish on SIGTERM (default: 25s)"
+    )
     worker.add_argument("--poll", type=positive_duration, metavar="DURATION", default=1.0,
                         help="time between polls when no notification arrives (default: 1s)")  # fmt: skip
     worker.add_argument("--log-level", choices=_LOG_LEVELS, default="info", metavar="LEVEL",
@@ -226,16 +234,16 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
         "are\nplanned with the built-in tools, and conversation turns.",
     )  # fmt: skip
     serving.set_defaults(loop="uvloop:new_event_loop")
-    serving.add_argument("target", nargs="?", metavar="module:attr",
-                         help=_TARGET)  # fmt: skip
+    serving.add_argument("target", nargs="?", metavar="module:attr", help=_TARGET)
     store = serving.add_mutually_exclusive_group()
     store.add_argument("--url", help=_STORE)
     store.add_argument("--db", metavar="FILE", help="SQLite file of the runs")
     serving.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)"
     )
-    serving.add_argument("--port", type=port, default=8000, metavar="N",
-                         help="port to listen on; 0 chooses a free one (default: 8000)")  # fmt: skip
+    serving.add_argument(
+        "--port", type=port, default=8000, metavar="N", help="port to listen on; 0 chooses a free one (default: 8000)"
+    )
     auth = serving.add_mutually_exclusive_group()
     auth.add_argument("--token", metavar="TEXT", help="the token that requests need; default: AGENT_RUNTIME_TOKEN")
     auth.add_argument("--token-file", metavar="FILE",
@@ -330,13 +338,14 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
         commands, "events", ".runs:events", "show the events of a run, or follow them",
         "events order-7 --follow --url agents.db", [run],
     )  # fmt: skip
-    events.add_argument("--follow", action="store_true",
-                        help="also show new events until the run has finished")  # fmt: skip
+    events.add_argument("--follow", action="store_true", help="also show new events until the run has finished")
     first = events.add_mutually_exclusive_group()
-    first.add_argument("--since", type=count, default=0, metavar="N",
-                       help="sequence number of the first event (default: 0)")  # fmt: skip
-    first.add_argument("--after", type=count, metavar="N",
-                       help="only events after this sequence number, the last one that you have")  # fmt: skip
+    first.add_argument(
+        "--since", type=count, default=0, metavar="N", help="sequence number of the first event (default: 0)"
+    )
+    first.add_argument(
+        "--after", type=count, metavar="N", help="only events after this sequence number, the last one that you have"
+    )
     events.add_argument("--type", action="append", metavar="TYPE",
                         help='only events of this type, such as step.completed; "step.*" is a pattern; '
                         "repeatable")  # fmt: skip
@@ -401,8 +410,9 @@ def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
         commands, "fork", ".control:fork", "create a run that starts from the state of another run",
         "fork order-7 --after fetch --new-run-id order-7-again --url agents.db", [one],
     )  # fmt: skip
-    forking.add_argument("--after", metavar="STEP",
-                         help="copy up to this step, by name or id (default: all recorded steps)")  # fmt: skip
+    forking.add_argument(
+        "--after", metavar="STEP", help="copy up to this step, by name or id (default: all recorded steps)"
+    )
     forking.add_argument("--new-run-id", metavar="ID", help="id of the new run (default: a new id)")
     forking.add_argument("--effects", choices=EFFECTS, default="refuse", metavar="MODE",
                          help="what to do at a guarded step that another run has done: refuse (fail), reuse (its "
@@ -503,8 +513,9 @@ def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:
                        help="SQLite file or URL of the store, or files:///path for a directory of documents; default: "
                        "AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
     where.add_argument("--url", help="another way to name STORE")
-    encrypting.add_argument("--batch", type=positive_int, default=500, metavar="N",
-                            help="texts in one commit, at most (default: 500)")  # fmt: skip
+    encrypting.add_argument(
+        "--batch", type=positive_int, default=500, metavar="N", help="texts in one commit, at most (default: 500)"
+    )
     encrypting.add_argument("--compact", action="store_true",
                             help="write a SQLite file again afterwards, so that its free pages hold no old text; no "
                             "process can write to it during that time")  # fmt: skip
@@ -521,8 +532,7 @@ def _add_check(commands: Any, store: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     checking.add_argument("target", metavar="module:attr", help=_TARGET)
     _add_agent_path(checking)
-    checking.add_argument("--failed", action="store_true",
-                          help="also check failed, timed-out, cancelled and dead runs")  # fmt: skip
+    checking.add_argument("--failed", action="store_true", help="also check failed, timed-out, cancelled and dead runs")
     checking.add_argument("--run", metavar="RUN", help="check only this run")
     checking.add_argument("--timeout", type=positive_duration, default=10.0, metavar="DURATION",
                           help="time to replay one run (default: 10s)")  # fmt: skip
@@ -539,6 +549,6 @@ def _limits(description: str) -> argparse.ArgumentParser:
         ("max_cost_usd", usd, "USD", "cost of all model calls, in USD"),
         ("turn_timeout", positive_duration, "DURATION", "time for one model call and its tool calls"),
         ("run_timeout", positive_duration, "DURATION", "time for the work of the run, without waits"),
-    ):  # fmt: skip
+    ):
         group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit, help=what)
     return options

@@ -85,9 +85,7 @@ async def _with_children(runner: RunClient, row: RunRow) -> tuple[list[RunRow], 
     return rows, []
 
 
-async def _add_run(
-    runner: RunClient, row: RunRow, answers: dict[str, Any], leave_out: Callable[[str], None]
-) -> None:  # fmt: skip
+async def _add_run(runner: RunClient, row: RunRow, answers: dict[str, Any], leave_out: Callable[[str], None]) -> None:
     records = await runner.state_store.records(row.run_id)
     path = f"runs/{row.run_id}"
     answers[path] = await run_view(runner, row, records=records)

@@ -80,9 +80,11 @@ async def model_step(
         # As in our own loop, the call that exceeds a limit keeps its answer, and no other call begins.
         with suppress(LimitExceeded):
             ctx.charge(
-                model=used.model, input_tokens=used.input_tokens, output_tokens=used.output_tokens,
+                model=used.model,
+                input_tokens=used.input_tokens,
+                output_tokens=used.output_tokens,
                 cost_usd=used.cost_usd,
-            )  # fmt: skip
+            )
         return answer
 
     found: T = await ctx.step(name, called, key=key, **options)

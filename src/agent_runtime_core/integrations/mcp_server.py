@@ -329,9 +329,7 @@ def _about(event: Event) -> str:
     return kind if name is None else f"{kind}: {name}"
 
 
-def _asking(
-    ctx: _Context, row: RunRow, asked: Mapping[str, ApprovalRequest]
-) -> CallToolResult | InputRequiredResult:  # fmt: skip
+def _asking(ctx: _Context, row: RunRow, asked: Mapping[str, ApprovalRequest]) -> CallToolResult | InputRequiredResult:
     """Return the questions of a run: as forms if the client shows forms, or else as a text."""
     wanted = ClientCapabilities(elicitation=ElicitationCapability())
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and ctx.session.check_client_capability(wanted):

@@ -267,9 +267,7 @@ async def _decision(
     run: RunContext, context: AgentRunContext[Any], call: ToolCallPart, requests: DeferredToolRequests
 ) -> ToolApproved | ToolDenied:
     name, call_id = f"tool:{call.tool_name}", call.tool_call_id
-    details: dict[str, Any] = {
-        "tool_name": call.tool_name, "tool_args": call.args_as_dict(), "tool_call_id": call_id
-    }  # fmt: skip
+    details: dict[str, Any] = {"tool_name": call.tool_name, "tool_args": call.args_as_dict(), "tool_call_id": call_id}
     if call_id in requests.metadata:
         details["metadata"] = requests.metadata[call_id]
     key = next_key(run, name, f"{place_in(run, context)}:{call_id}")

@@ -25,14 +25,18 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
         return {}
     details = _details(reported, "prompt") | _details(reported, "input")
     read = _first(
-        details.get("cached_tokens"), reported.get("cache_read_input_tokens"), reported.get("prompt_cache_hit_tokens"),
+        details.get("cached_tokens"),
+        reported.get("cache_read_input_tokens"),
+        reported.get("prompt_cache_hit_tokens"),
         reported.get("cached_tokens"),
-    )  # fmt: skip
+    )
     by_age = details.get("cache_creation_token_details") or reported.get("cache_creation")
     written = _first(
-        details.get("cache_write_tokens"), details.get("cache_creation_tokens"),
-        reported.get("cache_creation_input_tokens"), sum_of(by_age) or None,
-    )  # fmt: skip
+        details.get("cache_write_tokens"),
+        details.get("cache_creation_tokens"),
+        reported.get("cache_creation_input_tokens"),
+        sum_of(by_age) or None,
+    )
     out_details = _details(reported, "completion") | _details(reported, "output")
     reasoning = _first(out_details.get("reasoning_tokens"), reported.get("reasoning_tokens"))
     prompt = most(reported.get("prompt_tokens"), reported.get("input_tokens"))

@@ -391,8 +391,10 @@ class _GeminiSchema:
             kinds = [kind for kind in kinds if kind != "null"]
         if len(kinds) > 1 and not options:
             left.pop("type")
-            options = [{"type": kind, **({"items": left.pop("items")} if kind == "array" and "items" in left else {})}
-                       for kind in kinds]  # fmt: skip
+            options = [
+                {"type": kind, **({"items": left.pop("items")} if kind == "array" and "items" in left else {})}
+                for kind in kinds
+            ]
         converted = [self.convert(each, within, depth + 1) for each in options]
         if len(converted) == 1:
             return converted[0] | kept

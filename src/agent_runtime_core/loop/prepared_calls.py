@@ -60,7 +60,7 @@ class Question:
 
     def __init__(
         self, ctx: Any, steps: RecordedCalls, key: str, tool: Tool, name: str, arguments: dict[str, Any], call_id: str
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ctx, self._steps, self._key, self._tool, self._name = ctx, steps, key, tool, name
         self._arguments, self._call_id = arguments, call_id
         self._details: dict[str, Any] = question_details(name, arguments, call_id)
@@ -186,16 +186,14 @@ class CallPreparation:
 
     async def _prepare(
         self, index: int, key: str, call: ToolCallDict, tool: Tool | None, waiting: _Asks
-    ) -> PreparedCall:  # fmt: skip
+    ) -> PreparedCall:
         arguments, changed = read(call), None
         if tool is None or arguments is None or not _are_valid(arguments, tool):
             return PreparedCall(arguments, is_valid=False)
         confirmation = tool.requires_confirmation
         # The hook before another agent follows the event of its call, unless a question shows its arguments.
         if confirmation or not tool.metadata.get("agent"):
-            hooked = await self.hooked(
-                key, call.name, arguments, lazy=not (tool.has_side_effects or confirmation)
-            )  # fmt: skip
+            hooked = await self.hooked(key, call.name, arguments, lazy=not (tool.has_side_effects or confirmation))
             if hooked is not arguments:
                 arguments, changed = hooked, encode(hooked)
         if confirmation:
@@ -218,9 +216,7 @@ class CallPreparation:
         session.state(TurnState.TOOL_EXECUTION)
         return answer
 
-    def _edit(
-        self, index: int, call: ToolCallDict, decision: Decision, shown: dict[str, Any] | None
-    ) -> bool:  # fmt: skip
+    def _edit(self, index: int, call: ToolCallDict, decision: Decision, shown: dict[str, Any] | None) -> bool:
         """Replace the arguments of a call by the arguments that a person approved, also for the model.
 
         Args:

@@ -139,7 +139,7 @@ class _Loop:
 
     def __init__(
         self, session: LoopSession, model_calls: ModelCalls, output: Output | None, *, accept_truncated: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.session: LoopSession = session
         self.model_calls: ModelCalls = model_calls
         self.tool_calls: ToolCalls = ToolCalls(session)

@@ -262,6 +262,8 @@ def _with_extra_in_metadata(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
 
 #: Ids, times and enumerations are strings. A priority may be a float, as in `TaskStore.save`.
 _OLD: Final = Policy(
-    enums_by_value=True, special=as_text, adapt=_with_extra_in_metadata,
+    enums_by_value=True,
+    special=as_text,
+    adapt=_with_extra_in_metadata,
     strict={UUID: (UUID, str), _dt.datetime: (_dt.datetime, str), int: (int, float)},
-)  # fmt: skip
+)

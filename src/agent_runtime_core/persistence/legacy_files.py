@@ -32,9 +32,10 @@ def root_of(directory: str) -> str:
 def old_files(directory: str) -> list[str]:
     """Return the files of version 0.5.2, relative to the directory."""
     found = [f"{folder}/{name}" for folder in FOLDERS for name in _names(os.path.join(directory, folder))]
-    return [*(each for each in found if each.endswith(".json")), *(
-        [PREFERENCES] if os.path.lexists(os.path.join(directory, PREFERENCES)) else []
-    )]  # fmt: skip
+    return [
+        *(each for each in found if each.endswith(".json")),
+        *([PREFERENCES] if os.path.lexists(os.path.join(directory, PREFERENCES)) else []),
+    ]
 
 
 def _names(folder: str) -> list[str]:

@@ -132,9 +132,10 @@ class PersistenceConfig:
         settings: dict[str, Any] = {}
         for kind in KINDS:
             class_path = (
-                f".document_stores.{_STORES_ON_DOCUMENTS[kind]}" if backend == "documents"
+                f".document_stores.{_STORES_ON_DOCUMENTS[kind]}"
+                if backend == "documents"
                 else f".backends.{backend}:{_PREFIXES[backend]}{kind.capitalize()}Store"
-            )  # fmt: skip
+            )
             settings[f"{kind}_store_class"] = load(class_path, package=__package__)
             settings[f"{kind}_store_kwargs"] = dict(options)
         return cls(**settings, **more)

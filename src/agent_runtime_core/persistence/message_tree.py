@@ -236,8 +236,8 @@ def no_branch(branch_id: UUID) -> InvalidArgument:
 
 
 def replacement(
-    messages: Iterable[ConversationMessage], message_id: UUID, content: Any, fields: dict[str, Any],
-) -> ConversationMessage:  # fmt: skip
+    messages: Iterable[ConversationMessage], message_id: UUID, content: Any, fields: dict[str, Any]
+) -> ConversationMessage:
     """Return a message that replaces another one, on a new branch.
 
     Raises:

@@ -11,9 +11,11 @@ from ..config import INSTALLED, get_config, place_of
 from .documents.base import DocumentStore
 
 _CLASSES: Final = {
-    "memory": "memory:MemoryDocuments", "sqlite": "sqlite:SQLiteDocuments", "redis": "redis:RedisDocuments",
+    "memory": "memory:MemoryDocuments",
+    "sqlite": "sqlite:SQLiteDocuments",
+    "redis": "redis:RedisDocuments",
     "files": "files:FileDocuments",
-}  # fmt: skip
+}
 _FILES = "files:///"
 
 

@@ -295,11 +295,13 @@ class _Execution:
         tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
         waits = self.only_waits is not None and self.only_waits(planned)
         return self.make_step(
-            step_name(planned), fn, description=planned.reasoning or None,
+            step_name(planned),
+            fn,
+            description=planned.reasoning or None,
             depends_on=[_name(each) for each in planned.needs if each in here],
             on_in_doubt="retry" if waits else in_doubt_policy(tool),
             max_result_bytes=MAX_BYTES if planned.kind is StepKind.LLM_CALL else MAX_RESULT,
-        )  # fmt: skip
+        )
 
     async def _perform(self, planned: PlanStep, given: dict[str, Any]) -> Any:
         match planned.kind:

@@ -32,7 +32,7 @@ _SCHEMA: Final[dict[str, Any]] = {
                     "step_number": {"type": "integer", "minimum": 1},
                     "kind": {"type": "string", "enum": [kind.value for kind in StepKind], "default": "tool_call"},
                     "tool_name": {"type": "string", "description": "The tool or memory operation; empty for llm_call."},
-                    "tool_input": {"type": "object", "description": "Its arguments; for llm_call {\"prompt\": …}."},
+                    "tool_input": {"type": "object", "description": 'Its arguments; for llm_call {"prompt": …}.'},
                     "depends_on": {"type": "array", "items": {"type": "integer"}},
                     "reasoning": {"type": "string", "description": "Why this step, in a few words."},
                 },
@@ -43,7 +43,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     },
     "required": ["final_goal", "steps"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 
 _TASK: Final = """\
 You make plans. Answer with nothing but JSON that fits the schema below: the steps that do what the user asks for, as

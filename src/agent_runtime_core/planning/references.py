@@ -90,9 +90,11 @@ class _Results:
         self._left -= len(text)
         if self._left < 0:
             raise must(
-                "the results in the input of a step", f"have at most {MAX_BYTES:,} characters together",
-                Shown(f"more at {brief(target.text)}"), "Refer to fewer or smaller results",
-            )  # fmt: skip
+                "the results in the input of a step",
+                f"have at most {MAX_BYTES:,} characters together",
+                Shown(f"more at {brief(target.text)}"),
+                "Refer to fewer or smaller results",
+            )
         return value, text
 
 

@@ -66,7 +66,7 @@ _PHRASES: Final = [
     (re.compile(r"\bmod(?:ulo)?\b"), " % "),
     (re.compile(r"(?:%|\bpercent\b)\s*of\b"), " / 100 * "),
     (re.compile(r"\bthe\b"), " "),
-]  # fmt: skip
+]
 _WORD: Final = re.compile(
     r"(?<!\s)\s*+(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9.])|[0-9]+(?:\.[0-9]+)?(?![0-9.])"
     r"|\.[0-9]+)|(?P<word>\*\*|//|[-+*/%(),]|[a-z]+))"

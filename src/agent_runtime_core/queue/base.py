@@ -18,7 +18,7 @@ from .._core.arguments import (
     checked_tenant,
     deadline_at,
     mapping,
-)  # fmt: skip
+)
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, digest, encode, encode_as
 from .._core.former_names import renamed_attribute

@@ -22,7 +22,7 @@ from .records import (
     RunFilter,
     RunRow,
     RunSnapshot,
-)  # fmt: skip
+)
 from .transitions import RunTransitions, operation_set
 
 TABLES = (

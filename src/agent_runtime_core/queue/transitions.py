@@ -552,9 +552,11 @@ def _bound(rows: Callable[[Any], RunTransitions], method: str) -> Callable[..., 
 
 
 def operation_set(
-    rows: Callable[[Any], RunTransitions], migrations: Sequence[str] = (), tables: Sequence[str] = (),
+    rows: Callable[[Any], RunTransitions],
+    migrations: Sequence[str] = (),
+    tables: Sequence[str] = (),
     fence: Callable[[Any, str], str | None] | None = None,
-) -> OperationSet:  # fmt: skip
+) -> OperationSet:
     """Return all that an engine needs to know about the queue's operations.
 
     Args:

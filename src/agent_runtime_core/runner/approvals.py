@@ -103,7 +103,7 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
 
 async def open_requests(
     queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = "", *, metadata: bool = False
-) -> list[tuple[RunRow, ApprovalRequest]]:  # fmt: skip
+) -> list[tuple[RunRow, ApprovalRequest]]:
     """Return the open questions of all runs, the oldest first, each with the row of its run: light, or with `metadata`.
 
     The rows of the runs that ask have all that the order depends on. Only the mailboxes of the runs on the page are

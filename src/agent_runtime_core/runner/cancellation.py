@@ -49,7 +49,7 @@ KeepTurns = Callable[[RunRow], Awaitable[None]]
 
 async def cancel_tree(
     backends: Backends, registry: Registry, row: RunRow, keep: KeepTurns, by: str | None = None
-) -> list[RunRow] | None:  # fmt: skip
+) -> list[RunRow] | None:
     """Cancel a run and its child runs. `by` names who does it.
 
     Returns:
@@ -91,9 +91,11 @@ async def cancel_tree(
         queue.notify_cancelled(each.run_id)
     for end in ends:
         log.info(
-            "run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent,
+            "run %s of agent %r finished: cancelled",
+            end.row.run_key or end.row.run_id,
+            end.row.agent,
             extra=about_run(end.row.run_id, end.row.attempt, end.row.tenant),
-        )  # fmt: skip
+        )
         await _after_end(backends, end, now, recorded=not separate)
     for each in earlier:  # a cancellation before may have been interrupted
         await cancel_with_children(backends, registry, each)
@@ -212,7 +214,7 @@ class AbandonedRuns:
 
     def __init__(
         self, backends: Backends, registry: Registry, stores: Sequence[Committer], interval: float, keep: KeepTurns
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._backends, self._registry, self._stores, self._interval = backends, registry, stores, interval
         self._queue, self._keep = backends.queue, keep
         self._over_since: dict[str, float] = {}  # by claim: boot time at which it was first seen that it is over
@@ -311,7 +313,8 @@ class AbandonedRuns:
         Raises:
             LeaseLost: A later claim is known there.
         """
-        for commits in {id(each): each for each in (self._backends.state.commits, self._backends.bus.commits,
-                                                    *self._stores)}.values():  # fmt: skip
+        for commits in {
+            id(each): each for each in (self._backends.state.commits, self._backends.bus.commits, *self._stores)
+        }.values():
             if commits is not self._queue.commits:
                 await commits.commit(None, [end_fence(row.run_id, row.claim_id)])

@@ -64,9 +64,11 @@ async def completion_operations(agent: CompletionHook, row: RunRow, result: RunR
         return [*await agent.operations(RunInfo.of(row), result)]
     except Exception:  # the run ends nevertheless
         log.exception(
-            "operations() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
+            "operations() of agent %r failed at the end of run %s",
+            row.agent,
+            row.run_key or row.run_id,
             extra=about_run(row.run_id, row.attempt, row.tenant),
-        )  # fmt: skip
+        )
         return []
 
 
@@ -77,6 +79,8 @@ async def call_on_end(agent: CompletionHook, row: RunRow, result: RunResult) -> 
             await agent.on_end(RunInfo.of(row), result)
     except Exception:  # the run ends nevertheless
         log.exception(
-            "on_end() of agent %r failed at the end of run %s", row.agent, row.run_key or row.run_id,
+            "on_end() of agent %r failed at the end of run %s",
+            row.agent,
+            row.run_key or row.run_id,
             extra=about_run(row.run_id, row.attempt, row.tenant),
-        )  # fmt: skip
+        )

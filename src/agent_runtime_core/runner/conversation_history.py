@@ -114,9 +114,7 @@ class ConversationHistory:
         await self._pin(await read_history(self.store, self.conversation_id), pinned, messages)
         return True
 
-    async def _pin(
-        self, stored: StoredHistory | None, pinned: dict[str, Any], messages: Sequence[Any]
-    ) -> list[Any]:  # fmt: skip
+    async def _pin(self, stored: StoredHistory | None, pinned: dict[str, Any], messages: Sequence[Any]) -> list[Any]:
         """Load the messages up to the pinned one, and return the prompts."""
         self._pinned_leaf, leaf = pinned, pinned["leaf"]
         if "number" in pinned:
@@ -328,9 +326,10 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
     else:
         log.warning(
             "conversation %s has changed since run %s: the result of the run does not contain it",
-            omitted.conversation_id, result.run_id,
+            omitted.conversation_id,
+            result.run_id,
             extra=None if result.run_id is None else about_run(str(result.run_id)),
-        )  # fmt: skip
+        )
     return result
 
 
@@ -381,9 +380,7 @@ def _correct(stored: ConversationMessage, new: ConversationMessage, *, answered:
     return stored != before
 
 
-def _moved(
-    stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]
-) -> list[ConversationMessage]:  # fmt: skip
+def _moved(stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]) -> list[ConversationMessage]:
     """Return the stored messages, with those of the run after the message that they follow in `messages`."""
     by_id, order = {each.id: each for each in stored}, [each.id for each in stored]
     for before, each in pairwise(messages):

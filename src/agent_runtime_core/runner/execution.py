@@ -160,8 +160,9 @@ class RunExecution:
         except (LeaseLost, RowChanged):
             log.warning(
                 "%s: claim %s was lost, because another worker claimed the run or it has finished",
-                self.claim.label, self.writer.guard.token,
-            )  # fmt: skip
+                self.claim.label,
+                self.writer.guard.token,
+            )
             return None
         except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
             # After an internal error a worker keeps the lease: its end is the pause before the next attempt.
@@ -336,9 +337,11 @@ class RunExecution:
         """Execute the agent's `run` once, and carry out what its outcome means."""
         self._deferred_seconds = deferred_seconds(self.row)
         self.calls.time_limit_at = (
-            self.claim.clock.monotonic() + self.config.run_timeout_seconds - self._deferred_seconds
+            self.claim.clock.monotonic()
+            + self.config.run_timeout_seconds
+            - self._deferred_seconds
             - self.control.paused_seconds
-        )  # fmt: skip
+        )
         try:
             ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult as unknown:
@@ -488,8 +491,9 @@ class RunExecution:
             except (UnserialisableResult, RedactionFailed) as refusal:
                 log.warning(
                     "result of %s after its cancellation was dropped, because it cannot be stored: %s",
-                    self.claim.label, type(refusal).__name__,
-                )  # fmt: skip
+                    self.claim.label,
+                    type(refusal).__name__,
+                )
         await self.end(End(RunStatus.CANCELLED, RunResult(usage=ctx.usage), {}), ctx)
         return True
 

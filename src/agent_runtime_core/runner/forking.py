@@ -180,12 +180,13 @@ def _approvals(journal: RunJournal, copied: Sequence[Record]) -> list[dict[str, 
     known = {(each["name"], each["key"]): each["run_id"] for each in journal.view.spent_approvals}
     return [
         {
-            "name": each.name.removeprefix("signal:"), "key": each.key,
+            "name": each.name.removeprefix("signal:"),
+            "key": each.key,
             "run_id": known.get((each.name.removeprefix("signal:"), each.key), journal.writer.run_id),
         }
         for each in copied
         if is_approval(each)
-    ]  # fmt: skip
+    ]
 
 
 def _without_message(info: str | None) -> str | None:

@@ -94,9 +94,7 @@ def _of_turns(
     return items, end
 
 
-def _of_result(
-    given: Sequence[Mapping[str, Any]], returned: Sequence[Mapping[str, Any]]
-) -> tuple[list[Kept], int]:  # fmt: skip
+def _of_result(given: Sequence[Mapping[str, Any]], returned: Sequence[Mapping[str, Any]]) -> tuple[list[Kept], int]:
     """Return the messages of a run whose agent makes its model calls in another way, or returned none."""
     known = {id(each) for each in returned}
     items = [

@@ -305,9 +305,7 @@ class OutcomePolicy:
     def _past_deadline(self, facts: AttemptFacts, deadline: float) -> End:
         return self._timed_out(facts, "DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline})
 
-    def _timed_out(
-        self, facts: AttemptFacts, kind: str, message: str, event: dict[str, Any], **details: Any
-    ) -> End:  # fmt: skip
+    def _timed_out(self, facts: AttemptFacts, kind: str, message: str, event: dict[str, Any], **details: Any) -> End:
         error = ErrorInfo(kind, message, retriable=False, details=details)
         return End(RunStatus.TIMED_OUT, RunResult(usage=facts.usage(), error=error), event)
 

@@ -37,7 +37,7 @@ from ..queue.records import (
     answer_id,
     same_message,
     unreadable,
-)  # fmt: skip
+)
 from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
@@ -156,8 +156,10 @@ class RunClient:
                 "conversation of run %s (agent %s) is not stored: its runner was not opened from a URL and has no "
                 "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
                 "conversations, or persistence=None to turn this warning off",
-                row.run_id, row.agent, extra=about_run(row.run_id, row.attempt, row.tenant),
-            )  # fmt: skip
+                row.run_id,
+                row.agent,
+                extra=about_run(row.run_id, row.attempt, row.tenant),
+            )
 
     @property
     def queue(self) -> RunQueue:
@@ -247,9 +249,7 @@ class RunClient:
         found = await open_requests(self.queue, checked_int("limit", limit), after, agent, checked_tenant(tenant))
         return [each for _, each in found]
 
-    async def wait(
-        self, run_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None
-    ) -> RunResult:  # fmt: skip
+    async def wait(self, run_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None) -> RunResult:
         """Return the run's result, waiting up to `timeout` seconds for it to finish.
 
         Args:
@@ -341,7 +341,7 @@ class RunClient:
 
     async def cancel(
         self, run_id: UUID | str, *, wait: bool = False, by: str | None = None, tenant: str | None = None
-    ) -> bool | RunStatus:  # fmt: skip
+    ) -> bool | RunStatus:
         """Cancel a run and its child runs.
 
         A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
@@ -395,9 +395,11 @@ class RunClient:
                 await recorder.keep(RunResult(), sent, rejected=False, unanswered=False)
         except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
             log.warning(
-                "the messages of run %s are not in its conversation: %s", row.run_key or row.run_id, text_of(error),
+                "the messages of run %s are not in its conversation: %s",
+                row.run_key or row.run_id,
+                text_of(error),
                 extra=about_run(row.run_id, row.attempt, row.tenant),
-            )  # fmt: skip
+            )
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None,
@@ -447,9 +449,8 @@ class RunClient:
         return status in LIVE
 
     async def _post(
-        self, key: str, kind: str, name: str, payload: str, mail_id: str, message_id: str | None,
-        by: str | None = None,
-    ) -> tuple[str, int]:  # fmt: skip
+        self, key: str, kind: str, name: str, payload: str, mail_id: str, message_id: str | None, by: str | None = None
+    ) -> tuple[str, int]:
         """Put a message into the mailbox of a run; return what `RunQueue.post` returns.
 
         `mail_id` is the id in the mailbox for the `message_id` of the caller. `by` answers a question with it.

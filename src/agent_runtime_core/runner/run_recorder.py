@@ -80,7 +80,7 @@ class StoredRunRecorder:
 
     async def keep(
         self, result: RunResult, sent: Sequence[dict[str, Any]], *, rejected: bool, unanswered: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append the complete turns of a run that did not succeed, and the user's messages."""
         if self._owned:
             return
@@ -142,8 +142,10 @@ class AuditLog:
         self.row: RunRow = row
         self.run_id: UUID = UUID(row.run_id)
         self._about: dict[str, Any] = {
-            "conversation_id": conversation_id, "run_id": self.run_id, "agent_key": row.agent,
-        }  # fmt: skip
+            "conversation_id": conversation_id,
+            "run_id": self.run_id,
+            "agent_key": row.agent,
+        }
 
     async def write(self, result: RunResult | None) -> None:
         """Write entries for the events that have none yet, and the metrics of a run that has finished.

@@ -190,8 +190,10 @@ class AgentRunner(RunClient):
     ) -> None:
         check_parts(config, tools, trace_sinks, persistence)
         for what, given, kind in (
-            ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
-        ):  # fmt: skip
+            ("queue", queue, RunQueue),
+            ("event_bus", event_bus, EventBus),
+            ("state_store", state_store, StateStore),
+        ):
             if given is not None and not isinstance(given, kind):
                 raise must(what, f"be {type_name(kind)}", given, f"Extend {kind.__name__} to write a custom one")
         settings = get_config()

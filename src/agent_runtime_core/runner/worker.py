@@ -534,10 +534,11 @@ class Worker:
             for execution in left.values():
                 agent = execution.control.task
                 log.warning(
-                    "%s did not stop when it was cancelled; released to the queue. It is in %s", execution.claim.label,
+                    "%s did not stop when it was cancelled; released to the queue. It is in %s",
+                    execution.claim.label,
                     "its end" if agent is None or agent.done() else place_of(agent),
                     extra=about_run(*execution.logged),
-                )  # fmt: skip
+                )
                 execution.control.stop(Stop.LOST)
                 execution.control.close()
                 execution.claim.unregister()

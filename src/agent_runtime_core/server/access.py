@@ -278,9 +278,11 @@ def check_cookie_request(connection: HTTPConnection) -> None:
         same = same and headers.get("sec-fetch-site") == "same-origin" and headers.get(HEADER) == "1"
     if not same:
         raise Problem.of(
-            403, "A request with a cookie needs the server's own Origin, Sec-Fetch-Site: same-origin and "
-            "X-Agent-Runtime: 1.", type="urn:agent-runtime:foreign-origin",
-        )  # fmt: skip
+            403,
+            "A request with a cookie needs the server's own Origin, Sec-Fetch-Site: same-origin and "
+            "X-Agent-Runtime: 1.",
+            type="urn:agent-runtime:foreign-origin",
+        )
 
 
 def check_scope(caller: Caller, scopes: Iterable[str], what: str = "request") -> None:

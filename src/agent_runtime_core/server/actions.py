@@ -104,7 +104,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
     try:
         new = state.runner.queue.new_row(
             body.new_run_id or source.run_id, source.agent, given, {}, tenant=source.tenant
-        )  # fmt: skip
+        )
     except InvalidArgument:
         return  # the runner says what is wrong with it
     fork = source.with_values(input=new.input, conversation=new.conversation, arrival=0)
@@ -120,7 +120,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
 @_post("/runs/{id}/signals/{name}", "Send a signal", 404, 409, 410, status=202, extra=_ANY_BODY, ok_202=Stored)
 async def send_signal(
     request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
-) -> Response:  # fmt: skip
+) -> Response:
     """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name.
 
     Without the scope approve it answers no question of that name.
@@ -189,7 +189,7 @@ async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admi
 
 async def _repair(
     state: ServerState, caller: Caller, body: DeadLetters, verb: str, act: Callable[[str], Awaitable[Any]]
-) -> Response:  # fmt: skip
+) -> Response:
     """Apply `act` to each run; report those that do not exist, are hidden or have another state."""
     ids = await _all_with(state, caller, body, verb) if body.ids is None else list(dict.fromkeys(body.ids))
     done: list[str] = []
@@ -216,16 +216,15 @@ async def _repair(
 
 async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
-    wanted = RunFilter(
-        (body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True
-    )  # fmt: skip
+    wanted = RunFilter((body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True)
     found: list[str] = []
     while rows := await state.runner.queue.find(wanted):
         found += [row.run_id for row in rows if await is_visible(state.runner.queue, caller, row, verb)]
         wanted = wanted._replace(after=rows[-1].arrival)
     if len(found) != body.expect:
         raise Problem.of(
-            409, f"expect must be the number of {body.state} runs, which is {len(found)}. Nothing was changed.",
+            409,
+            f"expect must be the number of {body.state} runs, which is {len(found)}. Nothing was changed.",
             type="urn:agent-runtime:unexpected-count",
-        )  # fmt: skip
+        )
     return found

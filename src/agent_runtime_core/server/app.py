@@ -108,10 +108,12 @@ def _application(state: ServerState) -> FastAPI:
     app.add_middleware(RequestChecks, state=state)
     if state.settings.cors:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(state.settings.cors), allow_methods=["GET", "POST", "DELETE"],
+            CORSMiddleware,
+            allow_origins=list(state.settings.cors),
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "Prefer"],
             expose_headers=["Location", "Retry-After", "X-Request-Id"],
-        )  # fmt: skip
+        )
     app.add_middleware(Envelope, state=state)
     return app
 
@@ -133,17 +135,19 @@ async def _openapi(request: Request) -> Response:
     """Return the OpenAPI document. There is no page for it, which would load scripts from another host."""
     document = cast("FastAPI", request.app).openapi()
     parts = document.get("components", {})
-    return JSONResponse({
-        **document,
-        "paths": {
-            path: {method: _with_tenant(each) for method, each in operations.items()}
-            for path, operations in document.get("paths", {}).items()
-        },
-        "servers": [{"url": request.scope.get("root_path", "").rstrip("/") or "/"}],
-        "security": [{"token": []}],
-        "components": {
-            **parts,
-            "schemas": {**parts.get("schemas", {}), "Problem": PROBLEM_SCHEMA},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    })  # fmt: skip
+    return JSONResponse(
+        {
+            **document,
+            "paths": {
+                path: {method: _with_tenant(each) for method, each in operations.items()}
+                for path, operations in document.get("paths", {}).items()
+            },
+            "servers": [{"url": request.scope.get("root_path", "").rstrip("/") or "/"}],
+            "security": [{"token": []}],
+            "components": {
+                **parts,
+                "schemas": {**parts.get("schemas", {}), "Problem": PROBLEM_SCHEMA},
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+    )

@@ -179,9 +179,11 @@ class PendingRuns:
                 self._until = now + _COUNT_SECONDS
         if self._count >= most:
             raise Problem.of(
-                429, f"The queue has its limit of {most} pending runs. Repeat the request later.",
-                type="urn:agent-runtime:queue-full", headers={"Retry-After": str(RETRY_SECONDS)},
-            )  # fmt: skip
+                429,
+                f"The queue has its limit of {most} pending runs. Repeat the request later.",
+                type="urn:agent-runtime:queue-full",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
         self._count += 1
 
     def release(self) -> None:

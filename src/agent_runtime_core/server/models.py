@@ -104,9 +104,10 @@ class Body(BaseModel):
 
 class _TenantRun(Body):
     tenant: str | None = Field(
-        default=None, description="Whose run it is. A caller with a tenant may send no other one.",
+        default=None,
+        description="Whose run it is. A caller with a tenant may send no other one.",
         json_schema_extra={**TENANT_TEXT},
-    )  # fmt: skip
+    )
 
 
 class PromptRun(_TenantRun):
@@ -143,10 +144,11 @@ def _form(body: Any) -> str | None:
 NewRun = Annotated[
     Annotated[PromptRun, Tag("PromptRun")] | Annotated[AgentRun, Tag("AgentRun")],
     Discriminator(
-        _form, custom_error_type="run_form",
+        _form,
+        custom_error_type="run_form",
         custom_error_message="body must be an object with either prompt or agent. Send one of the two",
     ),
-]  # fmt: skip
+]
 
 
 class Cancel(Body):

@@ -69,9 +69,11 @@ def described(route: Route, *more: dict[str, Any]) -> dict[str, Any]:
     if route.parameters:
         parameters += [value.documented(name) for name, value in known_parameters(route).items()]
     return {
-        "name": route.read.__name__, "summary": route.title, "description": inspect.getdoc(route.read),
+        "name": route.read.__name__,
+        "summary": route.title,
+        "description": inspect.getdoc(route.read),
         "openapi_extra": {"parameters": [*parameters, *more]} if parameters else None,
-    }  # fmt: skip
+    }
 
 
 def _endpoint(route: Route) -> Any:

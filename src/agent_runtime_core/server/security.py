@@ -205,9 +205,10 @@ def check_head(scope: Scope, settings: ServerSettings) -> None:
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) != 1 or not (is_trusted(hosts[0].decode("latin-1"), settings) or is_test_client(scope, hosts[0])):
         raise Problem.of(
-            421, "The Host header must name this server. Add the name to trusted_hosts of ServerSettings, or start "
-            "agent-runtime serve with --trusted-host NAME."
-        )  # fmt: skip
+            421,
+            "The Host header must name this server. Add the name to trusted_hosts of ServerSettings, or start "
+            "agent-runtime serve with --trusted-host NAME.",
+        )
 
 
 def is_test_client(scope: Scope, host: bytes) -> bool:

@@ -21,8 +21,9 @@ router: APIRouter = APIRouter(tags=["health"])
 others: APIRouter = APIRouter(include_in_schema=False)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": Health}, 503: {"model": Health, "description": "The server is not ready."}
-}  # fmt: skip
+    200: {"model": Health},
+    503: {"model": Health, "description": "The server is not ready."},
+}
 CHECK_SECONDS: Final = 1.0  # for which an answer counts
 
 

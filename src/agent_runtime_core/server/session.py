@@ -81,5 +81,6 @@ def _check_page(request: Request) -> None:
             is_own(request, headers.get("origin", "")) and headers.get("sec-fetch-site", "same-origin") == "same-origin"
         )
         if not own or headers.get(HEADER) != "1":
-            raise Problem.of(403, "Only the server's own page may sign in or out.",
-                             type="urn:agent-runtime:foreign-origin")  # fmt: skip
+            raise Problem.of(
+                403, "Only the server's own page may sign in or out.", type="urn:agent-runtime:foreign-origin"
+            )

@@ -30,7 +30,7 @@ def span_of(request: Request) -> str | None:
 
 def row_of(
     state: ServerState, caller: Caller, body: PromptRun | AgentRun, key: str | None, traceparent: str | None
-) -> RunRow:  # fmt: skip
+) -> RunRow:
     """Return the row of the run that a request asks for, in the span with that W3C `traceparent`.
 
     Raises:
@@ -162,9 +162,7 @@ async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
         raise no_such_run()
 
 
-async def approve(
-    state: ServerState, caller: Caller, row: RunRow, name: str, answer: Any, **ids: str | None
-) -> None:  # fmt: skip
+async def approve(state: ServerState, caller: Caller, row: RunRow, name: str, answer: Any, **ids: str | None) -> None:
     """Store the answer to a question of a run; `ids` are `request_id` and `message_id`.
 
     Raises:
@@ -187,9 +185,8 @@ def finished() -> Problem:
 def taken() -> Problem:
     """Return the problem for an id or key of a hidden run."""
     return Problem.of(
-        409, "The run id or idempotency key is in use. Use another one.",
-        type="urn:agent-runtime:idempotency-conflict",
-    )  # fmt: skip
+        409, "The run id or idempotency key is in use. Use another one.", type="urn:agent-runtime:idempotency-conflict"
+    )
 
 
 def invalid_in(error: InvalidArgument, names: Mapping[str, str]) -> Problem | InvalidArgument:

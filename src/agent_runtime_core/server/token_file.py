@@ -37,9 +37,7 @@ class Token(NamedTuple):
     tenant: str | None = None
 
     @classmethod
-    def of(
-        cls, text: str, name: str = FIRST_NAME, scopes: Iterable[str] = SCOPES, tenant: str | None = None
-    ) -> Token:  # fmt: skip
+    def of(cls, text: str, name: str = FIRST_NAME, scopes: Iterable[str] = SCOPES, tenant: str | None = None) -> Token:
         """Return the token with that text.
 
         Raises:
@@ -145,9 +143,11 @@ def _parsed(text: str) -> tuple[Token, ...]:
         tenant = parts[3].rstrip().removeprefix(_TENANT) if len(parts) == 4 else None
         if tenant is not None and not parts[3].startswith(_TENANT):
             raise must(
-                f"line {number}", "be TOKEN NAME SCOPES tenant=TENANT", len(line.split()),
+                f"line {number}",
+                "be TOKEN NAME SCOPES tenant=TENANT",
+                len(line.split()),
                 "Separate the scopes with commas",
-            )  # fmt: skip
+            )
         try:
             scopes = parts[2].split(",") if len(parts) > 2 else SCOPES
             token = Token.of(parts[0], parts[1] if len(parts) > 1 else FIRST_NAME, scopes, tenant)

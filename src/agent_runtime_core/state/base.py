@@ -72,16 +72,16 @@ FIELDS = PayloadFields(
         "journal.append": lambda payloads, args: (args[0], encode_record(payloads, *args)),
         "journal.transact": _encode_transaction,
         "state.checkpoint": lambda payloads, args: (
-            args[0], payloads.encode("checkpoint of run", args[0], args[1]), *args[2:],
+            args[0],
+            payloads.encode("checkpoint of run", args[0], args[1]),
+            *args[2:],
         ),
         "effect.begin": _encode_effect,
         "effect.put": _encode_effect,
         "effect.drop": _encode_effect,
     },
-    {
-        "journal.transact": lambda payloads, args, result: payloads.decode_optional("result of run", args[0], result),
-    },
-)  # fmt: skip
+    {"journal.transact": lambda payloads, args, result: payloads.decode_optional("result of run", args[0], result)},
+)
 
 
 class StateRow(NamedTuple):

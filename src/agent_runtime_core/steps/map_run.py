@@ -31,7 +31,7 @@ class MapRun:
 
     async def run(
         self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], step: StepOptions, by_position: bool
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Run the items that are not recorded yet. Returns the results in the order of the items.
 
         Args:

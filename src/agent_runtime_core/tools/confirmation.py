@@ -17,9 +17,9 @@ UNREADABLE: Final = "the arguments in the answer cannot be read"
 _TITLE: Final = "Answer about a call"
 _FITS: Final = 'Known answers: true, false, {"approved": false, "reason": "…"}, {"approved": true, "arguments": {…}}.'
 #: Keywords of JSON Schema that decide about properties which `properties` does not name.
-_OPEN: Final = frozenset({
-    "$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties",
-})  # fmt: skip
+_OPEN: Final = frozenset(
+    {"$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties"}
+)
 
 
 class Decision(NamedTuple):

@@ -33,9 +33,11 @@ class JsonFormatter(logging.Formatter):
         about = known if "run_id" in known else {**current_fields(), **known}
         time = _dt.datetime.fromtimestamp(record.created, _dt.UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {
-            "time": time.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name,
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
             "message": redacted(record.getMessage()),
-        }  # fmt: skip
+        }
         line |= {name: str(value) if name == "run_id" else value for name in FIELDS if (value := about.get(name))}
         if record.exc_info:
             line["exception"] = redacted(self.formatException(record.exc_info))

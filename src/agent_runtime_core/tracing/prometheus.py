@@ -73,8 +73,10 @@ _TOKENS: Final = {
     "cache_write_tokens": "cache_write", "reasoning_tokens": "reasoning",
 }  # fmt: skip
 _STEP_ENDS: Final = {
-    EventType.STEP_COMPLETED.value: True, EventType.STEP_RETRYING.value: False, EventType.STEP_FAILED.value: False,
-}  # fmt: skip
+    EventType.STEP_COMPLETED.value: True,
+    EventType.STEP_RETRYING.value: False,
+    EventType.STEP_FAILED.value: False,
+}
 _CALLS: Final = {"llm.call": "model", "tool.done": "tool"}
 
 
@@ -363,9 +365,7 @@ class _Collector:
     """Gives the values that were read to the registry."""
 
     def __init__(self, families: ModuleType, values: _ReadValues) -> None:
-        self._types: dict[str, Any] = {
-            "gauge": families.GaugeMetricFamily, "counter": families.CounterMetricFamily,
-        }  # fmt: skip
+        self._types: dict[str, Any] = {"gauge": families.GaugeMetricFamily, "counter": families.CounterMetricFamily}
         self._values = values
 
     def describe(self) -> list[Any]:

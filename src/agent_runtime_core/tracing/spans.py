@@ -72,11 +72,13 @@ class SpanSender:
         self._ids.following = at
         kinds = self.api.SpanKind
         span = self._tracer.start_span(
-            name, context=self._context() if parent is None else self.context_of(parent),
+            name,
+            context=self._context() if parent is None else self.context_of(parent),
             kind=kinds.CLIENT if client else kinds.INTERNAL,
             attributes={key: value for key, value in attributes.items() if value is not None},
-            links=[self.api.Link(self._span_context(link)) for link in links], start_time=int(start * NANOSECONDS),
-        )  # fmt: skip
+            links=[self.api.Link(self._span_context(link)) for link in links],
+            start_time=int(start * NANOSECONDS),
+        )
         if error is not None:
             span.set_status(self.api.Status(self.api.StatusCode.ERROR, error or None))
         span.end(end_time=int(max(start, end) * NANOSECONDS))
@@ -95,9 +97,9 @@ MAX_OPEN: Final = 10_000  # executions of this process that may be open at the s
 Kind = Literal["agent", "chat", "tool", "step", "event"]
 
 _STEP_STARTED, _RUN_STARTED = EventType.STEP_STARTED.value, EventType.RUN_STARTED.value
-_STEP_ENDS: Final = frozenset({
-    EventType.STEP_COMPLETED.value, EventType.STEP_FAILED.value, EventType.STEP_RETRYING.value,
-})  # fmt: skip
+_STEP_ENDS: Final = frozenset(
+    {EventType.STEP_COMPLETED.value, EventType.STEP_FAILED.value, EventType.STEP_RETRYING.value}
+)
 _ENVELOPE: Final = frozenset({"type", "run_id", "time"})
 FAILURES: Final = frozenset({"failed", "timed_out", "dead", "crashed"})
 _FINAL: Final = frozenset({"succeeded", "cancelled", "failed", "timed_out", "dead"})

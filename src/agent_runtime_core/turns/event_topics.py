@@ -302,9 +302,11 @@ class EventPublisherSubscriber:
         """
         if (before is None) == (keep is None):
             raise must(
-                "trim()", "have either before or keep", Shown(f"before={brief(before)} and keep={brief(keep)}"),
+                "trim()",
+                "have either before or keep",
+                Shown(f"before={brief(before)} and keep={brief(keep)}"),
                 "Pass one of the two",
-            )  # fmt: skip
+            )
         COUNT.or_none().check("keep", keep)
         topics = TOPICS if topic is None else (topic,)
         moment = None if before is None else _as_datetime(before)

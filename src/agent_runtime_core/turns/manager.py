@@ -273,9 +273,7 @@ class TurnManager:
         await self.runner.wait(turn_id, timeout, tenant=tenant)
         return await self.get_turn(turn_id, tenant=tenant)
 
-    async def cancel(
-        self, turn_id: UUID | str, *, wait: bool = False, tenant: str | None = None
-    ) -> bool | RunStatus:  # fmt: skip
+    async def cancel(self, turn_id: UUID | str, *, wait: bool = False, tenant: str | None = None) -> bool | RunStatus:
         """Cancel the turn and its steps, like `runner.cancel`."""
         info = await self._info(turn_id, tenant)
         return await self.runner.cancel(info.run_id, wait=wait)
@@ -319,7 +317,7 @@ class TurnManager:
         """
         stream = self.runner.stream(
             turn_id, since_sequence, backpressure, max_unsent_bytes=self.max_unsent_bytes, tenant=tenant
-        )  # fmt: skip
+        )
         async with contextlib.aclosing(stream) as events:
             async for event in events:
                 yield event

@@ -142,9 +142,11 @@ def fill(text: str, values: Mapping[str, str | int | float]) -> str:
         left -= len(text_of_value)
         if left < 0:
             raise must(
-                "the values of a prompt", f"have at most {MAX_BYTES:,} characters together",
-                Shown(f"more at {{{{{name}}}}}"), "Use shorter values, or fewer placeholders",
-            )  # fmt: skip
+                "the values of a prompt",
+                f"have at most {MAX_BYTES:,} characters together",
+                Shown(f"more at {{{{{name}}}}}"),
+                "Use shorter values, or fewer placeholders",
+            )
         return text_of_value
 
     return _PLACEHOLDER.sub(value_of, text)

@@ -255,14 +255,14 @@ class StepProcessor:
         await progress.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
         state = calls.state
         assert state is not None
-        chunk = StepResultChunk(
-            step_number=state.step_number, index=calls.chunks, delta=delta, attempt=state.attempt
-        )  # fmt: skip
+        chunk = StepResultChunk(step_number=state.step_number, index=calls.chunks, delta=delta, attempt=state.attempt)
         calls.chunks += 1
         await self.topics.tell(
-            chunk, event_id=f"{state.step_id}:{progress.claim}:{state.attempt}:{chunk.index}",
-            step_id=state.step_id, **progress.turn.event_ids,
-        )  # fmt: skip
+            chunk,
+            event_id=f"{state.step_id}:{progress.claim}:{state.attempt}:{chunk.index}",
+            step_id=state.step_id,
+            **progress.turn.event_ids,
+        )
 
 
 class TurnClient(LLMClient):

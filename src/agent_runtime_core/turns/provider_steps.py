@@ -71,7 +71,7 @@ class ProviderWorkers:
             with contextlib.suppress(LimitExceeded):  # the answer is kept, and no other call begins
                 ctx.charge(
                     input_tokens=used.prompt_tokens, output_tokens=used.completion_tokens, cost_usd=used.cost_usd
-                )  # fmt: skip
+                )
         return chunk.result
 
     async def _report(self, planned: PlanStep, error: NoAnswer) -> None:
@@ -80,9 +80,11 @@ class ProviderWorkers:
         self._progress.log.warning("%s. It is executed here", error)
         details = {"step_number": planned.step_number, "error": str(error)}
         await self._services.topics.tell(
-            AuditEvent(action="step.not_answered", details=details), event_id=f"{step_id}:not_answered",
-            step_id=step_id, **turn.event_ids,
-        )  # fmt: skip
+            AuditEvent(action="step.not_answered", details=details),
+            event_id=f"{step_id}:not_answered",
+            step_id=step_id,
+            **turn.event_ids,
+        )
 
 
 def elsewhere_of(
@@ -127,9 +129,7 @@ async def _requested(
         attempt=attempt, messages=messages, options=options, deadline=clock.wall() + settings.deadline,
         results_from=await topics.head(RESULTS),
     )  # fmt: skip
-    envelope = topics.envelope(
-        request, event_id=f"{step_id}:request:{attempt}", step_id=step_id, **turn.event_ids
-    )  # fmt: skip
+    envelope = topics.envelope(request, event_id=f"{step_id}:request:{attempt}", step_id=step_id, **turn.event_ids)
     published = await topics.publish(envelope)
     stored = await topics.read(STEPS, published.offset or 0)
     return stored.payload if stored is not None and isinstance(stored.payload, StepRequest) else request

@@ -33,11 +33,11 @@ _SECTIONS = dict.fromkeys(("runtime", "model_prices", "turns", "personality", "p
 _KINDS = tuple(kind.value for kind in StepKind)
 _PROVIDER_STEPS = {
     "kinds": SettingType(f"a list of kinds of steps, which are {', '.join(_KINDS)}", lambda value: _are_kinds(value)),
-    "deadline": POSITIVE_SECONDS, "heartbeat": POSITIVE_SECONDS, "fallback": choice("fail", "here"),
-}  # fmt: skip
-_TURNS = {
-    "max_in_flight": POSITIVE, "remote_steps": TRUTH, "max_unsent_bytes": POSITIVE, "provider_steps": TABLE,
-}  # fmt: skip
+    "deadline": POSITIVE_SECONDS,
+    "heartbeat": POSITIVE_SECONDS,
+    "fallback": choice("fail", "here"),
+}
+_TURNS = {"max_in_flight": POSITIVE, "remote_steps": TRUTH, "max_unsent_bytes": POSITIVE, "provider_steps": TABLE}
 _PERSONALITY = {"default": TEXT, "folder": TEXT}
 _PROVIDER = {"api_key": SECRET, "base_url": URL, "default_model": TEXT}
 _PROVIDERS = {"openai": {**_PROVIDER, "organization": TEXT}}
@@ -161,8 +161,9 @@ class Sources:
         runtime = check_all(tables["runtime"], SETTINGS, f"{where}: [runtime]")
         turns = check_all(tables["turns"], _TURNS, f"{where}: [turns]")
         for name, called, values in (
-            ("model_prices", "[model_prices]", document), ("max_unsent_bytes", "[turns] max_unsent_bytes", turns)
-        ):  # fmt: skip
+            ("model_prices", "[model_prices]", document),
+            ("max_unsent_bytes", "[turns] max_unsent_bytes", turns),
+        ):
             if name in values and name in runtime:
                 raise InvalidArgument(f"{where}: {called} must be set once, got it in [runtime] too. Remove one.")
             if name in values:

@@ -219,9 +219,11 @@ class TurnRun:
     async def _plan(self) -> Planned:
         ctx, services, turn = self.ctx, self.services, self.turn
         request = PlanRequest(
-            prompt=TurnEvent(messages=turn.messages).prompt, tools=[tool.name for tool in self.tools.list_tools()],
-            personality=self.selection.personality.name, system_prompt=self.progress.system,
-        )  # fmt: skip
+            prompt=TurnEvent(messages=turn.messages).prompt,
+            tools=[tool.name for tool in self.tools.list_tools()],
+            personality=self.selection.personality.name,
+            system_prompt=self.progress.system,
+        )
         count_recorded(ctx, PLANNING, self.budget)
 
         def recorded(own: LLMClient | None) -> RecordedClient | None:

@@ -179,8 +179,9 @@ async def racing_appends_and_saves_lose_none(make: Make) -> None:
                 mine.metadata[who] = n
                 await to.save(mine)
 
-        writers = [write(to, f"{write.__name__} {n}") for n, to in enumerate((store, beside) * 2)
-                   for write in (appends, saves)]  # fmt: skip
+        writers = [
+            write(to, f"{write.__name__} {n}") for n, to in enumerate((store, beside) * 2) for write in (appends, saves)
+        ]
         await asyncio.gather(*writers)
         found = said(await store.get_messages(conversation.id))[1:]
         same(len(found), 4 * 24 + 4 * 12, "how many messages there are")

@@ -268,10 +268,12 @@ async def two_at_once_close_no_circle(make: Make) -> None:
             ring = [Task(name=f"{n}.{at}") for at in range(4)]
             await stored(store, *ring)
             answers = await asyncio.gather(
-                *(to.update(task.id, dependencies=after(ring[(at + 1) % 4]))
-                  for at, (task, to) in enumerate(zip(ring, [store, beside] * 2, strict=True))),
+                *(
+                    to.update(task.id, dependencies=after(ring[(at + 1) % 4]))
+                    for at, (task, to) in enumerate(zip(ring, [store, beside] * 2, strict=True))
+                ),
                 return_exceptions=True,
-            )  # fmt: skip
+            )
             same(sum(isinstance(each, InvalidArgument) for each in answers), 1, "how many were refused")
             same(sum(each is None for each in answers), 3, "how many were not")
 

@@ -133,9 +133,7 @@ class PlainVectors(PlainKnowledge):
 
 
 class PlainAudit(_ByScope, AuditStore):
-    def _newest(
-        self, kind: type[Any], scope: Scope, start: dt.datetime | None, end: dt.datetime | None
-    ) -> list[Any]:  # fmt: skip
+    def _newest(self, kind: type[Any], scope: Scope, start: dt.datetime | None, end: dt.datetime | None) -> list[Any]:
         found = [
             each
             for each in self.kept[scope].values()
@@ -271,9 +269,7 @@ class _HalfOfIt(PlainVectors):
 
 
 class _EndIsOut(PlainAudit):
-    def _newest(
-        self, kind: type[Any], scope: Scope, start: dt.datetime | None, end: dt.datetime | None
-    ) -> list[Any]:  # fmt: skip
+    def _newest(self, kind: type[Any], scope: Scope, start: dt.datetime | None, end: dt.datetime | None) -> list[Any]:
         found = super()._newest(kind, scope, start, end)
         return [each for each in found if end is None or moment(each.timestamp) < moment(end)]
 

@@ -101,9 +101,10 @@ async def looks(documents: FileDocuments) -> None:
     for _ in range(3):
         sys.stdin.readline()
         told = [
-            await outcome(table.many(["a"])), await outcome(table.find()),
+            await outcome(table.many(["a"])),
+            await outcome(table.find()),
             await outcome(table.write(table.put(Entry("a", "2")))),
-        ]  # fmt: skip
+        ]
         say(json.dumps(told))
 
 

@@ -71,9 +71,8 @@ def check(info: Mapping[str, object], config: Mapping[str, object] | None, place
 
 
 def log_daily(
-    found: Iterable[SafetyFinding], info: Mapping[str, object], place: RedisAddress,
-    first_today: Callable[[str], bool],
-) -> None:  # fmt: skip
+    found: Iterable[SafetyFinding], info: Mapping[str, object], place: RedisAddress, first_today: Callable[[str], bool]
+) -> None:
     """Log the findings of `DAILY`. `first_today(setting)` is False if a process has done so in the last 24 hours."""
     for each in found:
         if each.setting in DAILY:
@@ -81,9 +80,11 @@ def log_daily(
 
 
 def _log_once(
-    finding: SafetyFinding, info: Mapping[str, object], place: RedisAddress,
+    finding: SafetyFinding,
+    info: Mapping[str, object],
+    place: RedisAddress,
     wanted: Callable[[str], bool] = lambda setting: True,
-) -> None:  # fmt: skip
+) -> None:
     warning = (f"{place} {identity(info)}", finding.setting, finding.value)
     if warning not in _logged:
         _logged.add(warning)
@@ -219,8 +220,8 @@ def _network(place: RedisAddress) -> Iterator[SafetyFinding]:
         )  # fmt: skip
     if not place.tls:
         yield SafetyFinding(
-            "TLS", "no", "warn", "so the network between sees every run, and the password", "write rediss://",
-        )  # fmt: skip
+            "TLS", "no", "warn", "so the network between sees every run, and the password", "write rediss://"
+        )
 
 
 def _unreported(reported: Mapping[str, str]) -> Iterator[SafetyFinding]:

@@ -258,8 +258,9 @@ class SQLiteEngine(SharedEngine):
             "%s has %d MiB and was not compacted, because no process could write during that time. The "
             "space of deleted "
             "rows is reused. To return it to the file system, stop the workers, then call runner.vacuum(compact=True)",
-            self.path, size >> 20,
-        )  # fmt: skip
+            self.path,
+            size >> 20,
+        )
         return True
 
     # -- closing

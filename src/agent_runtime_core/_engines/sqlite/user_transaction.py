@@ -27,9 +27,11 @@ _OF_COLUMNS = (sqlite3.SQLITE_READ, sqlite3.SQLITE_UPDATE)
 _WRITES = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
 _ALTERS = (sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TABLE)
 _CREATES = (
-    sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_VTABLE, sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_VTABLE,
+    sqlite3.SQLITE_CREATE_VIEW,
     sqlite3.SQLITE_CREATE_TRIGGER,
-)  # fmt: skip
+)
 _ENDS = "begin, commit or roll back: the library commits it together with the record of its step"
 _TEMPORARY = "create temporary tables, views or triggers: they would hide those of the file. Create one in the file"
 _FORBIDDEN = {

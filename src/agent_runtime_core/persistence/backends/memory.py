@@ -47,8 +47,8 @@ class InMemoryKnowledgeStore(InMemoryPlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in the memory of this process."""
 
     def __init__(
-        self, *, engine: MemoryEngine | None = None, max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
+        self, *, engine: MemoryEngine | None = None, max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions]
+    ) -> None:
         super().__init__(engine=engine, **options)
         self.max_vectors = max_vectors
 

@@ -177,9 +177,7 @@ class ConversationStore(ABC):
             raise must(f"message {message_id}", "have the role 'assistant'", role, "Use edit_message to replace it")
         return await self._replace(conversation, message_id, content, scope, switch, fields)
 
-    async def switch_branch(
-        self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT
-    ) -> None:  # fmt: skip
+    async def switch_branch(self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT) -> None:
         """Make a branch the active one. None is the main line.
 
         Raises:
@@ -298,7 +296,7 @@ class ConversationStore(ABC):
 
     async def _branch_off(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope, switch: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         await self.add_message(conversation_id, message, scope)
         if switch:
             await self._activate(await self._require(conversation_id, scope), message.branch_id, scope)

@@ -231,9 +231,7 @@ class TaskStore(ABC):
         """
         raise self._unsupported("fail()")
 
-    async def release(
-        self, task: Task | UUID, worker: str | None = None, *, scope: Scope = Scope.PROJECT
-    ) -> Task:  # fmt: skip
+    async def release(self, task: Task | UUID, worker: str | None = None, *, scope: Scope = Scope.PROJECT) -> Task:
         """Release a claimed task. It is ready again.
 
         Args:

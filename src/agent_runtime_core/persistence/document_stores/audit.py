@@ -203,9 +203,11 @@ class StoredAudit(DocumentBackedStore, AuditStore):
             older_than, keep = self.max_age, self.max_entries
         if older_than is None and keep is None:
             raise must(
-                "prune()", "have a limit", Shown("none, and this store has neither max_age nor max_entries"),
+                "prune()",
+                "have a limit",
+                Shown("none, and this store has neither max_age nor max_entries"),
                 "Pass older_than=seconds or keep=count",
-            )  # fmt: skip
+            )
         _check_bounds(older_than, keep, "older_than", "keep")
         return sum([await self._prune(self.home.table(scope, kind), older_than, keep) for kind in KINDS])
 

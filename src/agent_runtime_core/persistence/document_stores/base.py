@@ -94,11 +94,13 @@ class DocumentHome:
 
     def keep_in(
         self, documents: DocumentStore, *, in_home: DocumentStore | None = None, in_session: DocumentStore | None = None
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Use a document store for all scopes, or other ones for Scope.GLOBAL and Scope.SESSION. Return this home."""
         self._documents = {
-            Scope.GLOBAL: in_home or documents, Scope.PROJECT: documents, Scope.SESSION: in_session or documents
-        }  # fmt: skip
+            Scope.GLOBAL: in_home or documents,
+            Scope.PROJECT: documents,
+            Scope.SESSION: in_session or documents,
+        }
         if self.clock is SYSTEM:
             self.clock = documents.clock
         get_config().encode_contents(*self.document_stores())

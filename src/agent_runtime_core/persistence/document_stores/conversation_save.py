@@ -88,9 +88,11 @@ def message_entry(
 def _redacted(redaction: Redaction, message: ConversationMessage, owner: str) -> ConversationMessage:
     """Return the message that may be stored. The hook gets it as a dict, and returns one of the same form."""
     shown = {
-        "role": message.role, "content": message.content, "metadata": message.metadata,
+        "role": message.role,
+        "content": message.content,
+        "metadata": message.metadata,
         "tool_calls": [dataclasses.asdict(each) for each in message.tool_calls],
-    }  # fmt: skip
+    }
     found = redaction.stored_value("message", shown, owner)
     try:
         calls = [ToolCall(**each) for each in found["tool_calls"]]
@@ -195,9 +197,11 @@ class ConversationSave:
         self.moved: list[str] = [
             key for key in self._written if key in loaded_messages and loaded_messages[key].digest == self._digests[key]
         ]
-        self._deleted = [] if self._loaded is None or self._loaded.header is None else [
-            key for key in loaded_messages if key not in entries
-        ]  # fmt: skip
+        self._deleted = (
+            []
+            if self._loaded is None or self._loaded.header is None
+            else [key for key in loaded_messages if key not in entries]
+        )
 
     def ops(self, headers: Collection, messages: Collection, moved: Sequence[Document]) -> list[Op]:
         """Return the operations: put the header, put messages in their order, delete messages.
@@ -242,7 +246,7 @@ class ConversationSave:
 
 def _merged(
     conversation: Conversation, text: str, header: Document | None, loaded: LoadedState | None, creation_id: str
-) -> Header:  # fmt: skip
+) -> Header:
     """Return the fields that the caller changed, and the stored ones of the others."""
     fields = {name: getattr(conversation, name) for name in _FIELDS}
     if header is not None and loaded is not None:

@@ -84,9 +84,7 @@ class Vectors:
 
     # -- searching
 
-    async def search(
-        self, vector: array[float], limit: int, content_type: str | None
-    ) -> list[tuple[Embedding, float]]:  # fmt: skip
+    async def search(self, vector: array[float], limit: int, content_type: str | None) -> list[tuple[Embedding, float]]:
         index = await self._index.current()
         while limit:
             keys = await index.search(vector, limit, content_type and escaped(content_type))

@@ -245,7 +245,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
 
     async def _update(
         self, task_id: UUID, scope: Scope | None, task_list_id: UUID | None, fields: Mapping[str, Any]
-    ) -> None:  # fmt: skip
+    ) -> None:
         def changed(stored: Document) -> Entry:
             if task_list_id is not None and stored.group != id_text(task_list_id, "task list"):
                 raise InvalidArgument(f"task {task_id} not found in list {task_list_id} of this scope. Save it first.")
@@ -305,9 +305,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         state = TaskState.NOT_STARTED if retry else TaskState.CANCELLED
         return await self._claims_of(scope).change(task, worker, {"state": state, "last_error": reason})
 
-    async def release(
-        self, task: Task | UUID, worker: str | None = None, *, scope: Scope | None = None
-    ) -> Task:  # fmt: skip
+    async def release(self, task: Task | UUID, worker: str | None = None, *, scope: Scope | None = None) -> Task:
         return await self._claims_of(scope).change(task, worker, {"state": TaskState.NOT_STARTED})
 
     def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class DocumentTransaction(ABC):
 
 def put(
     tx: DocumentTransaction, space: str, kind: str, entry: Entry, expect: int | None, now: float
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float]:
     """Store a document, and return its version and rank."""
     tx.sweep(now)
     stored = tx.get(space, kind, entry.key, now)
@@ -78,7 +78,7 @@ def add(tx: DocumentTransaction, space: str, kind: str, entry: Entry, now: float
 
 def touch(
     tx: DocumentTransaction, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
-) -> None:  # fmt: skip
+) -> None:
     """Raise the rank of a document to at least `rank`, and extend its lifetime."""
     stored = tx.get(space, kind, key, now)
     if stored is None:
@@ -130,7 +130,7 @@ def drop(tx: DocumentTransaction, space: str, now: float) -> None:
 
 def put_replay(
     tx: DocumentTransaction, space: str, kind: str, entry: Entry, expect: int | None, now: float
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float]:
     stored = tx.get(space, kind, entry.key, now)
     if stored is None or not tx.is_applied(space, kind, entry) or (expect is not None and stored.version != expect + 1):
         raise NotApplied
@@ -143,7 +143,7 @@ def add_replay(tx: DocumentTransaction, space: str, kind: str, entry: Entry, now
 
 def touch_replay(
     tx: DocumentTransaction, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
-) -> None:  # fmt: skip
+) -> None:
     stored = tx.get(space, kind, key, now)
     if stored is None or touched(stored, rank, expires) != stored:
         raise NotApplied

@@ -122,6 +122,4 @@ class RedisDocuments(RedisBackend, DocumentStore):
     """
 
     operation_sets: ClassVar[OperationSets] = (CONCERN,)
-    reads: ClassVar[Reads] = {
-        "get": _get, "find": _find, "words": _words, "kinds": _kinds
-    }  # fmt: skip
+    reads: ClassVar[Reads] = {"get": _get, "find": _find, "words": _words, "kinds": _kinds}

@@ -67,8 +67,9 @@ async def children_know_their_parent(make: Make) -> None:
         children = await add(queue, "a", "b", parent_run_id=parent)
         same([row.run_id for row in await queue.children(parent)], children, "the children of a run")
         same(await queue.children(children[0]), [], "the children of a child")
-        for row, status in zip(await queue.claim_rows("w", agent_keys=["a", "b"], limit=2), ("succeeded", "failed"),
-                               strict=True):  # fmt: skip
+        for row, status in zip(
+            await queue.claim_rows("w", agent_keys=["a", "b"], limit=2), ("succeeded", "failed"), strict=True
+        ):
             await settle(queue, row, status)
         same(
             [row.run_id for row in await queue.children(parent)], children, "the children of a run after they finished"

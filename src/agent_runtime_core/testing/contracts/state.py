@@ -685,9 +685,11 @@ async def a_position_is_written_once(make: Make) -> None:
         await append(store, record(0, "a", result="1"))
         same([each.result for each in await store.records(RUN)], ["1"], "the journal after a repeat")
         for other in (
-            record(0, "a", claim=NEW), record(0, "a", kind=STARTED), record(0, "a")._replace(key="c:1"),
+            record(0, "a", claim=NEW),
+            record(0, "a", kind=STARTED),
+            record(0, "a")._replace(key="c:1"),
             record(0, "a")._replace(key="C:0"),
-        ):  # fmt: skip
+        ):
             with refused(LeaseLost, f"position 0 again, {other.kind} {other.key} by {other.claim_id}"):
                 await append(store, other, record(1, "b", claim=other.claim_id))
             same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
