@@ -205,39 +205,39 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 9110,
-    "runner": 6287,
-    "persistence": 6005,
-    "_execution": 5976,
-    "llm": 4010,
-    "_engines": 3824,
-    "_core": 3422,
-    "server": 3379,
-    "turns": 3128,
-    "cli": 2624,
-    "integrations": 2585,
-    "queue": 2581,
-    "tools": 2270,
-    "_views": 1826,
-    "loop": 1730,
-    "planning": 1576,
-    "tracing": 1209,
-    "steps": 1139,
-    "events": 1000,
-    "inspector": 929,
-    "_journal": 661,
-    "state": 569,
-    "limits": 335,
-    "errors": 304,
-    "config": 270,
-    "interfaces": 248,
-    "orchestrator": 238,
+    "testing": 8550,
+    "runner": 6232,
+    "_execution": 5816,
+    "persistence": 5767,
+    "llm": 3942,
+    "_engines": 3781,
+    "_core": 3361,
+    "turns": 3094,
+    "server": 2985,
+    "cli": 2587,
+    "integrations": 2566,
+    "queue": 2531,
+    "tools": 2238,
+    "_views": 2238,
+    "loop": 1712,
+    "planning": 1552,
+    "tracing": 1192,
+    "steps": 1118,
+    "events": 958,
+    "inspector": 687,
+    "_journal": 656,
+    "state": 512,
+    "limits": 338,
+    "errors": 303,
+    "config": 269,
+    "interfaces": 251,
+    "orchestrator": 233,
     "portal": 206,
-    "__init__": 176,
-    "agents": 124,
+    "__init__": 171,
+    "agents": 128,
     "encryption": 85,
     "registry": 75,
-    "status": 66,
+    "status": 68,
     "retry": 44,
     "__main__": 8,
     "schema": 3,
@@ -247,7 +247,7 @@ LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
 SHORTEST_MODULE = 40  # code lines of a module with a single user
 
 #: Most private modules of other packages that these packages import. Less is better: they are to use promised names.
-PRIVATE: dict[str, int] = {"server": 31, "inspector": 26, "integrations": 17, "cli": 18, "turns": 21, "planning": 16}
+PRIVATE: dict[str, int] = {"server": 19, "inspector": 18, "integrations": 18, "cli": 16, "turns": 21, "planning": 16}
 
 #: What a module loads when it is first used, although its package is not above the other package.
 AGAINST = {
@@ -520,8 +520,10 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
         module = path.removesuffix(".py").replace("/", ".")
         if (lines := text.count("\n")) > LONGEST_MODULE:
             found.append(f"{path}: {lines} lines")
-        if len(users[module]) == 1 and not module.endswith("__init__") and code_lines(text) < SHORTEST_MODULE:
-            found.append(f"{path}: {code_lines(text)} code lines, only for {users[module]}")
+        # What only an `__init__` imports has public names.
+        only = next(iter(users[module])) if len(users[module]) == 1 else "__init__"
+        if not f"{module} {only}".endswith("__init__") and code_lines(text) < SHORTEST_MODULE:
+            found.append(f"{path}: {code_lines(text)} code lines, only for {only}")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 prose = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
@@ -579,7 +581,7 @@ def test_adapters_of_other_people_import_promised_packages_only() -> None:
         ("queue/base.py", "FOLDER = 'testing/static'", "in a string: 'queue' imports 'testing', which is above it"),
         (
             "errors.py",
-            "load('.queue.base', package='agent_runtime_core')",
+            "load('.queue', package='agent_runtime_core')",
             "in a string: 'errors' imports 'queue', which is above it",
         ),
         ("errors.py", "load('agent_runtime_core.queue')", "in a string: 'errors' imports 'queue', which is above it"),

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,29 +48,27 @@ def _start(node: ast.stmt) -> int:
     return min([node.lineno, *(each.lineno for each in decorators)])
 
 
-def test_a_layout_by_hand_saves_lines(tmp_path: Path) -> None:
+def test_a_layout_by_hand_saves_lines() -> None:
     files = {
         path.relative_to(REPOSITORY): text
-        for folder in FOLDERS
-        for path in (REPOSITORY / folder).rglob("*.py")
+        for place in FOLDERS
+        for path in (REPOSITORY / place).rglob("*.py")
         if SKIP.search(text := path.read_text("utf-8"))
     }
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(SKIP.sub("", text), "utf-8")
-    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
-    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", "--no-cache", "."], cwd=tmp_path, check=True)
-    found = [
-        f"{path}:{line}"
-        for path, text in files.items()
-        for line in needless(text, (tmp_path / path).read_text("utf-8"))
-    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(SKIP.sub("", text), "utf-8")
+        shutil.copy(REPOSITORY / "pyproject.toml", folder)
+        subprocess.run([sys.executable, "-m", "ruff", "format", "-q", "--no-cache", "."], cwd=folder, check=True)
+        formatted = {path: (folder / path).read_text("utf-8") for path in files}
+    found = [f"{path}:{line}" for path, text in files.items() for line in needless(text, formatted[path])]
     assert found == [], "remove `# fmt: skip` there, and format the file"
 
 
 def test_a_needless_comment_is_found() -> None:
     by_hand = "if x:\n    y = [\n        1, 2, 3, 4, 5,\n    ]  # fmt: skip\n"
     assert needless(by_hand, "if x:\n    y = [\n        1, 2, 3, 4, 5\n    ]\n") == [4]
-    assert (
-        needless(by_hand, "if x:\n    y = [\n        1,\n        2,\n        3,\n        4,\n        5,\n    ]\n") == []
-    )
+    in_lines = "".join(f"        {n},\n" for n in range(5))
+    assert needless(by_hand, f"if x:\n    y = [\n{in_lines}    ]\n") == []
