@@ -222,7 +222,7 @@ def test_a_refusal_that_shows_all_is_found() -> None:
 OPENS: dict[str, dict[str, int]] = {
     # Files of its own in the directory `.live`.
     "_engines/sqlite/live_directory.py": {"_open": 1},
-    "runner/installed_stores.py": {"open_installed": 1},  # `open` of the object of another package
+    "runner/backends.py": {"open_installed": 1},  # `open` of the object of another package
     "_engines/redis/script.py": {"joined": 1, "lua_source": 1},  # scripts of ours
     # The file exclusively: a file that is there is not opened. The table of mounts.
     "_engines/sqlite/database.py": {"DatabaseFile._create": 1, "_is_mounted": 1},

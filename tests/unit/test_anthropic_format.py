@@ -11,8 +11,8 @@ import pytest
 
 from agent_runtime_core._core.codec.json import decode, encode
 from agent_runtime_core.errors import InvalidArgument, NotSupported, ProviderUnavailable, RequestRefused
-from agent_runtime_core.llm._anthropic_format import conversation_of
-from agent_runtime_core.llm._anthropic_options import (
+from agent_runtime_core.llm._anthropic_format import (
+    conversation_of,
     default_max_tokens,
     limit_cache_marks,
     options_of,

@@ -35,8 +35,8 @@ from agent_runtime_core import (
 )
 from agent_runtime_core._execution.context import Context
 from agent_runtime_core._views.attempts import step_views
+from agent_runtime_core._views.runs import usage_view
 from agent_runtime_core._views.timeline import timeline_view
-from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.integrations._steps import ModelUsage, model_step
 from agent_runtime_core.interfaces import TraceSink

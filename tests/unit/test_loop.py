@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._views.attempts import step_views
-from agent_runtime_core._views.usage import usage_view
+from agent_runtime_core._views.runs import usage_view
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (

@@ -14,8 +14,7 @@ import pytest
 from agent_runtime_core import RunLimits, ToolCallingAgent
 from agent_runtime_core.errors import InvalidArgument, ModelNotFound, ProviderUnavailable
 from agent_runtime_core.llm import Retries, Timeouts, get_llm_client
-from agent_runtime_core.llm._anthropic_format import conversation_of
-from agent_runtime_core.llm._anthropic_options import options_of
+from agent_runtime_core.llm._anthropic_format import conversation_of, options_of
 from agent_runtime_core.llm._api_keys import AnthropicConfigurationError, required_key
 from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.llm._client import explained

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import pytest
 
 from agent_runtime_core._core.codec.json import decode, encode
-from agent_runtime_core._core.codec.plain import plain_json
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._core.codec.typed import codec_for, register_type
+from agent_runtime_core._views.plain import plain_json
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 
 pytest.importorskip("pydantic")

@@ -11,8 +11,8 @@ import pytest
 
 from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.backends.sqlite import SQLiteTaskStore
-from agent_runtime_core.persistence.document_stores import change_log
-from agent_runtime_core.persistence.document_stores.change_log import ChangeLog
+from agent_runtime_core.persistence.document_stores import base
+from agent_runtime_core.persistence.document_stores.base import ChangeLog
 from agent_runtime_core.persistence.document_stores.task_claims import ReadyTasks
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry, Query
@@ -109,7 +109,7 @@ async def test_the_index_has_the_tasks_that_are_ready_in_a_list() -> None:
 
 
 async def test_the_log_has_what_changed_or_says_that_it_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_log, "KEPT", 10)
+    monkeypatch.setattr(base, "KEPT", 10)
     table = Collection(MemoryDocuments(), "project", "thing")
     mine, theirs = ChangeLog(table), ChangeLog(table)
     assert await mine.since(None) == (set(), None)

@@ -15,7 +15,7 @@ from agent_runtime_core.errors import RequestRefused
 from agent_runtime_core.interfaces import LLMResponse, ToolRegistry
 from agent_runtime_core.llm._anthropic_format import conversation_of, message_of
 from agent_runtime_core.llm._openai_format import outgoing
-from agent_runtime_core.loop.trimming import with_whole_exchanges
+from agent_runtime_core.loop.model_calls import with_whole_exchanges
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.tool import Tool

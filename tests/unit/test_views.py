@@ -14,7 +14,7 @@ import pytest
 from agent_runtime_core import AgentRunner, ToolCallingAgent, register_type
 from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._journal.record import ENDED, STARTED, Record
-from agent_runtime_core._views import plan, usage
+from agent_runtime_core._views import plan, runs
 from agent_runtime_core._views.attempts import step_views, steps_of
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.export import export
@@ -22,9 +22,8 @@ from agent_runtime_core._views.journal import journal_view
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.overview import agents_view, queue_view
 from agent_runtime_core._views.plan import plan_view
-from agent_runtime_core._views.runs import list_items, run_view, summary
+from agent_runtime_core._views.runs import list_items, run_view, summary, usage_view
 from agent_runtime_core._views.timeline import timeline_view
-from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.orchestrator import Orchestrator
@@ -667,8 +666,8 @@ async def test_a_step_without_an_end_is_in_doubt_after_its_run_has_failed(place:
 
 
 async def test_usage_that_counts_only_the_newest_runs_says_so(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(usage.MOST_RUNS, "agent", 2)
-    monkeypatch.setattr(usage, "_PAGE", 2)
+    monkeypatch.setitem(runs.MOST_RUNS, "agent", 2)
+    monkeypatch.setattr(runs, "_PAGE", 2)
     async with opened(place) as runner:
         for number in range(3):
             await runner.submit("a", {"n": number})

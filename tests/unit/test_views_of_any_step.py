@@ -8,9 +8,8 @@ from agent_runtime_core import AgentRunner
 from agent_runtime_core._views.compare import compare_view
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.plan import plan_view
-from agent_runtime_core._views.runs import run_view
+from agent_runtime_core._views.runs import run_view, usage_view
 from agent_runtime_core._views.timeline import timeline_view
-from agent_runtime_core._views.usage import usage_view
 from agent_runtime_core.inspector import run_html
 from agent_runtime_core.registry import Registry
 from tests.support.cases import for_each

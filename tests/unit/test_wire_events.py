@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime_core._core.codec.json import decode, encode
-from agent_runtime_core._core.codec.plain import plain_json
 from agent_runtime_core._core.codec.typed import register_type
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._journal.record import ATTEMPT, DONE, ENDED, Record
 from agent_runtime_core._views.events import event_json, sse_frames
+from agent_runtime_core._views.plain import plain_json
 from agent_runtime_core.errors import StorageCorrupt, UnserialisableResult
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.events.base import PUBLISH

@@ -12,11 +12,11 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Final
 
 from .._core.codec.json import MAX_WHOLE, encode
-from .._core.codec.plain import plain_json
 from .._core.event_types import EventType
 from ..errors import StorageCorrupt, UnserialisableResult
 from ..events.base import EventBus
 from ..events.event import Event, EventPage, payload_of, shown_type
+from .plain import plain_json
 from .problems import Problem
 
 FURTHEST: Final = 2**53  # JavaScript represents integers exactly up to here

@@ -41,9 +41,8 @@ from .queries import (
     position_in,
     string,
 )
-from .runs import list_items, question_view, result_view
+from .runs import BY, list_items, question_view, result_view, usage_view
 from .timeline import MAX_ROWS, step_detail, timeline_view
-from .usage import BY, usage_view
 from .visibility import Viewer, hide_children, hide_parents, refuse_limited, visible_page, visible_row, visible_view
 
 MAX_WAIT: Final = 60  # seconds

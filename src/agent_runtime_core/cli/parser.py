@@ -429,16 +429,14 @@ def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
         metavar="STATUS",
         help="only runs with this status: dead, failed (default: dead)",
     )
-    _command(
-        verbs, "list", ".dead_letters:list_dead", "list the runs", "dead list --status failed --url agents.db", [status]
-    )
+    _command(verbs, "list", ".runs:list_dead", "list the runs", "dead list --status failed --url agents.db", [status])
     for verb, parents, what in (
         ("requeue", [status, _limits("New limits of the run.")],
          "let workers resume the runs; completed steps keep their results"),
         ("discard", [status], "delete the runs, with their journal and events"),
     ):  # fmt: skip
         example = f"dead {verb} order-7 --url agents.db\ndead {verb} --all --url agents.db"
-        each = _command(verbs, verb, f".dead_letters:{verb}", what, example, parents)
+        each = _command(verbs, verb, f".runs:{verb}", what, example, parents)
         each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
         each.add_argument("--all", action="store_true", help="all runs with that status")
 

@@ -14,8 +14,16 @@ from .._core.log import log
 from .._core.validation import unknown
 from ..config import get_config
 from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
-from ._anthropic_format import PROVIDER, conversation_of
-from ._anthropic_options import default_max_tokens, limit_cache_marks, options_of, schema_prompt, tools_called, tools_of
+from ._anthropic_format import (
+    PROVIDER,
+    conversation_of,
+    default_max_tokens,
+    limit_cache_marks,
+    options_of,
+    schema_prompt,
+    tools_called,
+    tools_of,
+)
 from ._anthropic_response import Assembly, answer_of, usage_of
 from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._circuit_breaker import Breakers

@@ -22,8 +22,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.structured_output import Output
 from .answers import ON_TRUNCATED, Flaw, flaw_of
 from .model_calls import ModelCalls
-from .received import joins_history, was_interrupted
-from .session import Cancelled, LoopSession
+from .session import Cancelled, LoopSession, joins_history, was_interrupted
 from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .tool_calls import ToolCalls
 

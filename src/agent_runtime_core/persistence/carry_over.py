@@ -22,15 +22,13 @@ from .._core.ids import new_ulid
 from .._engines.base import Op
 from ..config import get_config
 from ..errors import InvalidArgument, StorageError, UnserialisableResult, brief
-from .backends.files import home_directory, project_directory
-from .document_stores.arguments import stored_key
-from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
+from .backends.files import CARRIED, PREFERENCES, home_directory, old_files, project_directory, root_of
+from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST, stored_key
 from .document_stores.conversation_save import Header, header_entry, message_entry
-from .document_stores.task_validation import check_list, check_task
+from .document_stores.task_collection import check_list, check_task
 from .documents.base import Collection, Entry
 from .documents.file_directory import LOCK, DurableDirectory, locked, storage_errors
 from .documents.files import FileDocuments
-from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
 from .model_codec import model_of, text_of
 from .models import Conversation, Task, TaskList, find_cycle, moment
 

@@ -51,7 +51,6 @@ from .backends import Backends
 from .claim import HeldClaim, error_name
 from .completion_hooks import HistoryReader
 from .crash_suspects import crashes_without_progress, is_crash_suspect
-from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
 from .outcomes import (
     JITTER,
@@ -60,6 +59,7 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
+    GuardedCalls,
     NothingToDo,
     NotSaved,
     OutcomePolicy,

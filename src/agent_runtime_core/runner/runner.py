@@ -208,7 +208,7 @@ class AgentRunner(RunClient):
             settings.encode_contents(*backends)
             super().__init__(backends, config, registry, persistence)
             at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
-            self.stores_at_url = at_url and backends.hold_documents
+            self.stores_at_url: bool = at_url and backends.hold_documents
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
             self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
             self._borrowed: bool = False  # the backends are another runner's

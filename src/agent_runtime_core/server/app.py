@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from pydantic import ConfigDict, Field, model_validator
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,14 +17,16 @@ from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
-from . import actions, runs, service, session, socket, streams
-from .access import Access, Authenticate, Tokens, require
-from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, add_handlers
+from . import actions, runs, service, socket, streams
+from .access import HEADER, Access, Authenticate, Tokens, cookie_name, is_own, require
+from .documents import OPEN, SignedIn
+from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, Problem, add_handlers
 from .limits import Limits
+from .models import Body, form, one_of
 from .security import PREFIX, Envelope, RequestChecks
 from .service import prepare
 from .settings import ServerSettings
-from .state import ServerState
+from .state import ServerState, state_of
 from .token_file import default_path
 
 __all__ = ["PREFIX", "create_app"]
@@ -99,7 +102,7 @@ def _application(state: ServerState) -> FastAPI:
     )  # fmt: skip
     app.state.server = state
     add_handlers(app)
-    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, service.router, session.router)
+    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, service.router, session_router)
     for router in found:
         app.include_router(router, prefix=PREFIX)
     app.include_router(service.others)
@@ -151,3 +154,74 @@ async def _openapi(request: Request) -> Response:
             },
         }
     )
+
+
+session_router: APIRouter = APIRouter(tags=["session"])
+
+
+class SignIn(Body):
+    """What a browser signs in with: a token or the one-time code."""
+
+    model_config: ClassVar[ConfigDict] = one_of(
+        form(("token",), token={"type": "string"}, code={"type": "null"}),
+        form(("code",), code={"type": "string"}, token={"type": "null"}),
+    )
+
+    token: Annotated[str, Field(max_length=512)] | None = None
+    code: Annotated[str, Field(max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> SignIn:
+        if (self.token is None) == (self.code is None):
+            raise ValueError("the body must have either token or code")
+        return self
+
+
+@session_router.post("/session", responses={200: {"model": SignedIn}}, openapi_extra=OPEN)
+async def sign_in(request: Request, body: SignIn) -> Response:
+    """Set the cookie of a browser."""
+    access = state_of(request).access
+    tokens = access.authenticate
+    if not isinstance(tokens, Tokens):
+        raise Problem.of(404, "This server has no sign-in of its own.")
+    _check_page(request)
+    found = tokens.sign_in(token=body.token, code=body.code)
+    if found is None:
+        access.count_failure(request)
+        raise Problem.of(401, "The token or code is not valid.", headers={"WWW-Authenticate": "Bearer"})
+    value, caller = found
+    response = JSONResponse({"name": caller.name, "scopes": sorted(caller.scopes)})
+    response.set_cookie(
+        cookie_name(request), value, max_age=int(tokens.cookie_seconds), path=_path(request),
+        secure=request.url.scheme == "https", httponly=True, samesite="strict",
+    )  # fmt: skip
+    return response
+
+
+@session_router.delete("/session", status_code=204, openapi_extra=OPEN)
+async def sign_out(request: Request) -> Response:
+    """Clear the cookie of a browser, and end it: a copy of it is not valid any more."""
+    _check_page(request)
+    tokens = state_of(request).access.authenticate
+    if isinstance(tokens, Tokens):
+        tokens.sign_out(request.cookies.get(cookie_name(request), ""))
+    response = Response(status_code=204)
+    response.delete_cookie(cookie_name(request), path=_path(request), httponly=True, samesite="strict")
+    return response
+
+
+def _path(request: Request) -> str:
+    return f"{request.scope.get('root_path', '').rstrip('/')}/"
+
+
+def _check_page(request: Request) -> None:
+    """Raise Problem 403 unless a page of this server, or no page, sends the request."""
+    headers = request.headers
+    if "origin" in headers or "sec-fetch-site" in headers:
+        own = (
+            is_own(request, headers.get("origin", "")) and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        )
+        if not own or headers.get(HEADER) != "1":
+            raise Problem.of(
+                403, "Only the server's own page may sign in or out.", type="urn:agent-runtime:foreign-origin"
+            )

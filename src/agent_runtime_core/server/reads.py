@@ -29,7 +29,8 @@ class HttpRequest(Asked):
     caller: Caller
 
     def __init__(self, request: Request, caller: Caller, query: dict[str, Any]) -> None:
-        self.request, self.state = request, state_of(request)
+        self.request: Request = request
+        self.state: ServerState = state_of(request)
         super().__init__(self.state.runner, caller, [*request.path_params.values()], query)
 
     def about(self) -> dict[str, Any]:

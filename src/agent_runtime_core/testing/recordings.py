@@ -13,7 +13,7 @@ from .._core.validation import Shown, must
 from .._execution.context import conversation_id
 from .._journal.record import DONE, Record
 from ..limits import usd_of
-from ..loop.received import joins_history
+from ..loop.session import joins_history
 from ..runner.conversation_history import merged_history
 from .cassettes import Cassette
 

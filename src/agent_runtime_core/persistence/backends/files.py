@@ -3,21 +3,77 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Final, Unpack, cast
 
 from ..._core.clock import Clock
 from ..._core.ids import path_text
 from ..._core.validation import must
+from ...errors import StorageOutdated, StorageTooNew
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
 from ..document_stores.embeddings import MAX_VECTORS
 from ..document_stores.knowledge import StoredKnowledge, StoredMemory, StoredPreferences
 from ..document_stores.tasks import StoredTasks
+from ..documents.file_directory import storage_errors
 from ..documents.files import FileDocuments
 from ..documents.memory import MemoryDocuments
-from ..legacy_files import DIRECTORY, check_layout, root_of
+
+DIRECTORY: Final = ".agent_runtime"
+LAYOUT: Final = 1
+CARRIED: Final = "carried-over.json"
+FOLDERS: Final = ("memory", "conversations", "tasks")
+PREFERENCES: Final = "preferences.json"
+
+_LAYOUT: Final = re.compile(r"v([0-9]{1,9})")
+
+
+def root_of(directory: str) -> str:
+    """Return the directory with the present documents."""
+    return os.path.join(directory, f"v{LAYOUT}")
+
+
+def old_files(directory: str) -> list[str]:
+    """Return the files of version 0.5.2, relative to the directory."""
+    found = [f"{folder}/{name}" for folder in FOLDERS for name in _names(os.path.join(directory, folder))]
+    return [
+        *(each for each in found if each.endswith(".json")),
+        *([PREFERENCES] if os.path.lexists(os.path.join(directory, PREFERENCES)) else []),
+    ]
+
+
+def _names(folder: str) -> list[str]:
+    with storage_errors(folder):
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def check_layout(directory: str) -> None:
+    """Reject a directory with files of another version. Reading it would look as if it was empty.
+
+    Raises:
+        StorageOutdated: It has files of version 0.5.2 that were not migrated.
+        StorageTooNew: It has files of a later version.
+    """
+    newer = [name for name in _names(directory) if (layout := _LAYOUT.fullmatch(name)) and int(layout[1]) > LAYOUT]
+    if newer:
+        raise StorageTooNew(
+            f"{os.path.join(directory, newer[-1])} was written by a later version of this library, "
+            f"this one reads v{LAYOUT}. Upgrade agent-runtime-core."
+        )
+    if os.path.lexists(os.path.join(root_of(directory), CARRIED)):
+        return
+    if found := old_files(directory):
+        project = shlex.quote(os.path.dirname(directory))
+        raise StorageOutdated(
+            f"{directory} has {len(found)} files of version 0.5.2 that were not migrated, such as {found[0]}. Nothing "
+            f"was read or written. Run agent-runtime carry-over {project}"
+        )
 
 
 class FilePlace:

@@ -17,8 +17,7 @@ from ..documents.base import PAGE, Collection, Document, Entry
 from ..jsonl import line, merge_by_rank
 from ..model_codec import model_of, text_of
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
-from .arguments import check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
-from .base import DocumentBackedStore
+from .base import DocumentBackedStore, check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
 
 M = TypeVar("M", AuditEntry, ErrorRecord, PerformanceMetric)
 

@@ -3,21 +3,113 @@
 from __future__ import annotations
 
 import copy
+import datetime as _dt
 import json
+import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from itertools import pairwise
-from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from uuid import UUID
 
 from ..._core.arguments import checked_tenant
 from ..._core.clock import SYSTEM, Clock
 from ..._core.ids import new_ulid
 from ..._core.log import log
-from ..._core.validation import must
+from ..._core.validation import did_you_mean, must, type_name
+from ..._engines.base import Op
 from ...config import get_config
 from ...errors import StorageError
-from ..documents.base import Collection, DocumentStore, storable
-from ..models import Scope
+from ..documents.base import Collection, Document, DocumentStore, Entry, storable
+from ..models import Scope, moment, new_id
+
+E = TypeVar("E", bound=Enum)
+
+# Some backends truncate a string at NUL, and lone surrogates cannot be encoded as UTF-8. Both are escaped.
+_ESCAPED = re.compile("[\x00\x1b\ud800-\udfff]")
+_ESCAPE = re.compile("\x1b([0-9a-f]{4})")
+
+
+def choice(kind: type[E], value: Any, what: str) -> E:
+    """Return the member of an enumeration for a member or its value.
+
+    Raises:
+        InvalidArgument: There is no such member.
+    """
+    try:
+        return kind(value)
+    except Exception:  # noqa: BLE001 - ValueError, or an error of the value's repr, which Enum calls
+        hint = did_you_mean(value, [str(each.value) for each in kind])
+        raise must(what, f"be {type_name(kind)}", value, hint) from None
+
+
+def seconds_of(when: Any, what: str) -> float:
+    """Return the seconds since the epoch.
+
+    Raises:
+        InvalidArgument: `when` is not a datetime.
+    """
+    if not isinstance(when, _dt.datetime):
+        raise must(what, "be a datetime", when)
+    return moment(when)
+
+
+def check_model(kind: type[Any], model: Any) -> None:
+    if not isinstance(model, kind):
+        raise must(kind.__name__.lower(), f"be {type_name(kind)}", model)
+
+
+def check_link(other: Any, name: str) -> None:
+    """Check a reference to another object.
+
+    Raises:
+        InvalidArgument: It is neither None, nor a UUID, nor a string.
+    """
+    if not isinstance(other, UUID | str | None):
+        raise must(name, "be a UUID or None", other)
+
+
+def check_count(count: Any, name: str) -> None:
+    """Check a limit or an offset.
+
+    Raises:
+        InvalidArgument: It is neither None nor an integer of at least 0.
+    """
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        raise must(name, "be an integer of at least 0", count)
+
+
+def stored_key(key: Any, what: str = "key") -> str:
+    """Return the document key of a string that is not empty. A prefix of the string becomes a prefix of the key."""
+    if not isinstance(key, str) or not key:
+        raise must(what, "be a non-empty string", key)
+    return escaped(key)
+
+
+def escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"\x1b{ord(found[0]):04x}", text)
+
+
+def original(key: str) -> str:
+    """Undo `escaped`."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), key)
+
+
+def id_text(value: Any, what: str) -> str:
+    """Return a UUID, or a string that is one, as a string.
+
+    Raises:
+        InvalidArgument: It is not a UUID.
+    """
+    if isinstance(value, UUID):
+        return str(value)
+    try:
+        return str(UUID(value))
+    except (TypeError, ValueError, AttributeError):
+        raise must(f"the id of a {what}", "be a UUID", value) from None
+
 
 T = TypeVar("T")
 
@@ -306,3 +398,104 @@ def changed_fields(mine: str, base: str) -> dict[str, Any]:
     new, old = json.loads(mine), json.loads(base)
     # The JSON texts are compared, because 1 == 1.0 == True.
     return {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}
+
+
+KEPT = 500  # entries that are kept. A reader that has not read for longer loads all documents again
+PART = 1000  # keys in one entry, and documents in one page of a load
+
+
+class LogCursor(NamedTuple):
+    """The last entry that was read."""
+
+    rank: float
+    key: str
+
+
+class ChangeLog:
+    """Entries with the keys of changed documents. An entry is written in the same commit as its change.
+
+    Entries are documents of the kind `<kind>_change`. The store assigns their ranks. Old entries are deleted as new
+    ones are written.
+    """
+
+    def __init__(self, table: Collection) -> None:
+        self._entries = replace(table, kind=f"{table.kind}_change")
+
+    def note(self, keys: Iterable[str]) -> list[Op]:
+        """Return operations that log the change of documents. They must be the last operations of the same commit."""
+        changed = list(keys)
+        parts = [changed[start : start + PART] for start in range(0, len(changed), PART)]
+        return [self._entries.add(Entry(new_id().hex, json.dumps(part))) for part in parts]
+
+    async def trim(self, ranks: Iterable[float]) -> None:
+        """Delete old entries at every `KEPT`-th entry. `ranks` are the results of the operations of `note`."""
+        for rank in ranks:
+            if rank % KEPT == 0 and rank > KEPT:
+                async for page in self._entries.pages(high=rank - KEPT):
+                    await self._entries.write(*(self._entries.delete(each.key) for each in page))
+
+    async def last(self) -> LogCursor | None:
+        """Return the last entry, or None if there is none."""
+        found = await self._entries.find(descending=True, limit=1)
+        return _cursor(found[0]) if found else None
+
+    async def since(self, cursor: LogCursor | None) -> tuple[set[str], LogCursor | None] | None:
+        """Return the keys that changed after `cursor`, and the last entry. None: those entries were deleted."""
+        if cursor is None:
+            return None if await self._entries.find(limit=1) else (set(), None)
+        found = await self._entries.find(low=cursor.rank)
+        if not found or _cursor(found[0]) != cursor:
+            return None
+        keys = {key for each in found[1:] for key in cast("list[str]", json.loads(each.text))}
+        return keys, _cursor(found[-1])
+
+
+def _cursor(document: Document) -> LogCursor:
+    return LogCursor(document.rank, document.key)
+
+
+class DocumentIndex(Protocol):
+    """An index in memory of documents."""
+
+    async def load(self, documents: Sequence[Document]) -> None:
+        """Add documents to a new index that no other task uses yet."""
+
+    async def add(self, documents: Sequence[Document]) -> None:
+        """Add documents, or replace those with the same keys."""
+
+    def drop(self, key: str) -> None: ...
+
+
+I = TypeVar("I", bound=DocumentIndex)  # noqa: E741 - an index
+
+
+class TrackedIndex(Generic[I]):
+    """An index in memory of all documents of a table. It is loaded once, then updated from the change log."""
+
+    def __init__(self, table: Collection, log: ChangeLog, new: Callable[[], I]) -> None:
+        self._table, self._log, self._new = table, log, new
+        self.index: I | None = None
+        self._cursor: LogCursor | None = None
+
+    async def current(self) -> I:
+        """Return the index with all changes that were committed before this call."""
+        index = self.index
+        changes = None if index is None else await self._log.since(self._cursor)
+        if index is None or changes is None:
+            cursor, index = await self._log.last(), self._new()
+            async for page in self._table.pages(size=PART):
+                await index.load(page)
+            self.index, self._cursor = index, cursor
+            return index
+        keys, cursor = changes
+        await self.read(index, keys)
+        if index is self.index:
+            self._cursor = cursor
+        return index
+
+    async def read(self, index: I, keys: set[str]) -> None:
+        """Read documents again, and update the index."""
+        found = await self._table.many(sorted(keys))
+        for key in keys - {each.key for each in found}:
+            index.drop(key)
+        await index.add(found)

@@ -18,8 +18,7 @@ from ..documents.base import Collection, Document, Entry
 from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
-from .arguments import check_link, escaped, id_text
-from .base import changed_fields, ranks_for
+from .base import changed_fields, check_link, escaped, id_text, ranks_for
 
 _WITHOUT_MESSAGES = frozenset({"messages"})
 _FIELDS = tuple(

@@ -24,8 +24,7 @@ from ..documents.full_text import text_in
 from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from ..stored_history import StoredHistory
-from .arguments import check_count, check_link, id_text
-from .base import CONVERSATION, MESSAGE, DocumentBackedStore, IdentityMap
+from .base import CONVERSATION, MESSAGE, DocumentBackedStore, IdentityMap, check_count, check_link, id_text
 from .conversation_save import (
     ConversationSave,
     Header,

@@ -16,8 +16,7 @@ from ..documents.base import Collection, Document, Entry
 from ..model_codec import model_of, text_of
 from ..models import Embedding
 from ..vectors import VectorIndex, dot, floats, unit
-from .arguments import check_model, escaped, id_text, seconds_of, stored_key
-from .change_log import ChangeLog, TrackedIndex
+from .base import ChangeLog, TrackedIndex, check_model, escaped, id_text, seconds_of, stored_key
 
 MAX_VECTORS = 100_000  # in one scope
 _MARGIN = 1000  # writes between two checks of the limit, while the scope is far from it

@@ -15,8 +15,20 @@ from ..documents.full_text import text_in
 from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
-from .arguments import check_link, check_model, choice, escaped, id_text, original, seconds_of, stored_key
-from .base import MEMORY, PREFERENCE, DocumentBackedStore, of_space
+from .base import (
+    MEMORY,
+    PREFERENCE,
+    DocumentBackedStore,
+    check_link,
+    check_model,
+    choice,
+    escaped,
+    id_text,
+    of_space,
+    original,
+    seconds_of,
+    stored_key,
+)
 from .embeddings import MAX_VECTORS, Vectors
 
 _INDEXED_SPACES = 64  # whose vectors are in memory at the same time, at most

@@ -14,10 +14,8 @@ from ...errors import TaskNotHeld, brief
 from ..documents.base import Document, Entry, VersionConflict
 from ..model_codec import model_of, text_of
 from ..models import Order, Task, TaskState, is_unclaimed, moment, order
-from .arguments import id_text
-from .change_log import TrackedIndex
-from .task_collection import Change, TaskCollection
-from .task_validation import settled
+from .base import TrackedIndex, id_text
+from .task_collection import Change, TaskCollection, settled
 
 Position = tuple[Order, float, str]
 

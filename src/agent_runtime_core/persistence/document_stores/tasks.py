@@ -17,11 +17,9 @@ from ..base.tasks import TaskStore, check_fields
 from ..documents.base import Document, Entry, retry_conflicts
 from ..model_codec import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
-from .arguments import check_count, id_text
-from .base import TASK, TASK_LIST, DocumentBackedStore, of_space, ranks_for, three_way_merge
+from .base import TASK, TASK_LIST, DocumentBackedStore, check_count, id_text, of_space, ranks_for, three_way_merge
 from .task_claims import TaskClaims, replaced
-from .task_collection import Change, TaskCollection
-from .task_validation import check_list, check_task, now_like, settled
+from .task_collection import Change, TaskCollection, check_list, check_task, now_like, settled
 
 # Existing stores contain ids derived from it. With another value, a task saved alone would go into a new list.
 _DEFAULT_LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")

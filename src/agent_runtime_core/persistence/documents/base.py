@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_exports import lazy_exports
@@ -460,6 +460,7 @@ def _number(value: Any, what: str, key: str) -> None:
 
 
 #: Names of 0.6.0.
-__getattr__ = lazy_exports(
-    __name__, {}, renamed={"Absent": "DocumentMissing", "Changed": "VersionConflict", "Table": "Collection"}
-)[1]
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(
+        __name__, {}, renamed={"Absent": "DocumentMissing", "Changed": "VersionConflict", "Table": "Collection"}
+    )[1]

@@ -17,7 +17,7 @@ import copy
 import json
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._core.lazy_exports import lazy_exports
 from ...errors import (
@@ -290,17 +290,18 @@ async def results_of_tools_are_sent_back(make: Make) -> None:
 CASES += STREAMS
 
 #: Names of 0.6.0.
-__getattr__ = lazy_exports(
-    __name__,
-    {},
-    renamed={
-        "Breaks": "Disconnect",
-        "Counts": "TokenUsage",
-        "Echoes": "Echo",
-        "Embeds": "Embedding",
-        "Judges": "Verdict",
-        "Refuses": "HttpError",
-        "Says": "TextReply",
-        "Stalls": "Hang",
-    },
-)[1]
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(
+        __name__,
+        {},
+        renamed={
+            "Breaks": "Disconnect",
+            "Counts": "TokenUsage",
+            "Echoes": "Echo",
+            "Embeds": "Embedding",
+            "Judges": "Verdict",
+            "Refuses": "HttpError",
+            "Says": "TextReply",
+            "Stalls": "Hang",
+        },
+    )[1]
