@@ -29,8 +29,8 @@ _CONTRACTS: Final = {
     "audit": ("persistence.base.audit:AuditStore", "persistence.audit"),
     "conversations": ("persistence.base.conversations:ConversationStore", "persistence.conversations"),
     "knowledge": ("persistence.base.knowledge:KnowledgeStore", "persistence.knowledge"),
-    "memory": ("persistence.base.memory:MemoryStore", "persistence.memory"),
-    "preferences": ("persistence.base.preferences:PreferencesStore", "persistence.preferences"),
+    "memory": ("persistence.base.knowledge:MemoryStore", "persistence.memory"),
+    "preferences": ("persistence.base.knowledge:PreferencesStore", "persistence.preferences"),
     "tasks": ("persistence.base.tasks:TaskStore", "persistence.tasks"),
 }
 
