@@ -28,8 +28,7 @@ SOURCE = REPOSITORY / "src" / ROOT
 LAYERS: list[str] = [
     "errors",
     "_core status",
-    "encryption",
-    "_engines tools config limits portal retry schema",
+    "_engines tools config encryption limits portal retry schema",
     "_journal interfaces queue",
     "events state persistence llm tracing registry",
     "_execution",
