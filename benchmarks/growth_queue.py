@@ -14,7 +14,7 @@ from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
-from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.queue.records import COLUMNS, RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 
@@ -27,7 +27,7 @@ FLAT = 1.3
 OPEN = 100.0  # milliseconds
 SAMPLES = 40
 RARE = 20  # runs of the rarest status
-_INSERT = f"INSERT INTO arc_runs ({', '.join(RunRow._fields)}) VALUES ({', '.join('?' * len(RunRow._fields))})"
+_INSERT = f"INSERT INTO arc_runs ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
 class _Ends(AgentRuntime):
