@@ -170,7 +170,7 @@ ROWS: dict[str, list[str]] = {
         "crash_test recordings",
     ],
     "server": [
-        "errors models settings token_file",
+        "errors settings token_file",
         "documents limits",
         "access",
         "state",

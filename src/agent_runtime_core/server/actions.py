@@ -20,9 +20,22 @@ from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
 from .access import OF_SENDING, Caller, check_scope, require
-from .documents import Repaired, Reply, Run, Stored, StoredAnswer, StoredMessage, answers
+from .documents import (
+    Answer,
+    Cancel,
+    DeadLetters,
+    Fork,
+    IdempotencyKey,
+    Repaired,
+    Reply,
+    Run,
+    SentMessage,
+    Stored,
+    StoredAnswer,
+    StoredMessage,
+    answers,
+)
 from .errors import Problem, safe_text
-from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
 from .reads import after_wait
 from .runs import location_of
 from .state import ServerState, state_of
