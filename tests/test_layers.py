@@ -186,7 +186,7 @@ ROWS: dict[str, list[str]] = {
         "export timeline visibility",
         "read_routes",
     ],
-    "inspector": ["local_server redaction script_bundle", "", "export"],
+    "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
         "check conformance control doctor export inspect parser reencrypt runs submit tenants worker",
