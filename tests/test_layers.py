@@ -103,7 +103,7 @@ ROWS: dict[str, list[str]] = {
         "tasks",
     ],
     "llm": [
-        "_circuit_breaker _client_per_loop _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
+        "_client_per_loop _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
         "_openai_format _provider_errors _retries",
         "_anthropic_format _fallbacks _openai_stream",
         "_anthropic_response _client",
