@@ -188,7 +188,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "check conformance control doctor export inspect parser reencrypt runs submit tenants worker",
+        "check conformance control doctor inspect parser reencrypt runs submit tenants worker",
         "completion main serve",
     ],
 }
