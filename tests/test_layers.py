@@ -103,9 +103,8 @@ ROWS: dict[str, list[str]] = {
         "tasks",
     ],
     "llm": [
-        "_api_keys _circuit_breaker _client_per_loop _finish_reasons _openai_usage _prices _provider _schemas "
-        "_stream_body",
-        "_openai_format _provider_errors _recording _retries",
+        "_client_per_loop _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
+        "_openai_format _provider_errors _retries",
         "_anthropic_format _fallbacks _openai_stream",
         "_anthropic_response _client",
         "openai",
@@ -170,7 +169,7 @@ ROWS: dict[str, list[str]] = {
         "crash_test recordings",
     ],
     "server": [
-        "errors models settings token_file",
+        "errors settings token_file",
         "documents limits",
         "access",
         "state",
@@ -186,10 +185,10 @@ ROWS: dict[str, list[str]] = {
         "export timeline visibility",
         "read_routes",
     ],
-    "inspector": ["local_server redaction script_bundle", "", "export"],
+    "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "check conformance control doctor export inspect parser reencrypt runs submit tenants worker",
+        "check conformance control doctor inspect parser reencrypt runs submit tenants worker",
         "completion main serve",
     ],
 }

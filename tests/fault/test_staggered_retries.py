@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import ProviderUnavailable, RateLimited, StorageBusy
-from agent_runtime_core.llm._circuit_breaker import Breakers, Key
+from agent_runtime_core.llm._retries import Breakers, Key
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.claim import OUTAGE_DELAY
 from agent_runtime_core.runner.execution import RunExecution

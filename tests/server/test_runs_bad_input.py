@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.server.models import AgentRun
+from agent_runtime_core.server.documents import AgentRun
 from tests.server.conftest import client_of
 from tests.server.documented import documented
 

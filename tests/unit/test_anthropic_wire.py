@@ -29,10 +29,10 @@ from agent_runtime_core.errors import (
     StreamCut,
 )
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk
-from agent_runtime_core.llm._api_keys import AnthropicConfigurationError
-from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.llm._client import Retries, Timeouts
+from agent_runtime_core.llm._client_per_loop import AnthropicConfigurationError
 from agent_runtime_core.llm._provider import Request
+from agent_runtime_core.llm._retries import Breakers
 from agent_runtime_core.llm.anthropic import AnthropicClient, AnthropicWire
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.testing import MockRunContext

@@ -32,9 +32,9 @@ from agent_runtime_core.errors import (
     StreamCut,
 )
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk, ToolCallDict
-from agent_runtime_core.llm._circuit_breaker import SHARED, Breakers
 from agent_runtime_core.llm._client import RETRY_BUDGET, ChatClient, Retries, RetryBudget, forbid_remote
 from agent_runtime_core.llm._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
+from agent_runtime_core.llm._retries import SHARED, Breakers
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.support.cases import for_each
 

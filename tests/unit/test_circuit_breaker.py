@@ -22,7 +22,7 @@ from agent_runtime_core.errors import (
     RequestRefused,
     StreamCut,
 )
-from agent_runtime_core.llm._circuit_breaker import RECHECK, Breakers, CircuitPermit, Key
+from agent_runtime_core.llm._retries import RECHECK, Breakers, CircuitPermit, Key
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.support.cases import for_each
 

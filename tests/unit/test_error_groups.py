@@ -42,7 +42,7 @@ from agent_runtime_core.errors import (
     text_of,
 )
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.llm._circuit_breaker import Breakers
+from agent_runtime_core.llm._retries import Breakers
 from agent_runtime_core.planning.executor import AS_THEY_ARE, _is_worth_retrying
 from agent_runtime_core.runner.outcomes import FINAL_ERRORS
 from agent_runtime_core.status import RunStatus

@@ -17,8 +17,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, ToolCallingAgent, UnknownRun
 from agent_runtime_core.inspector import export, run_html
-from agent_runtime_core.inspector.export import DATA_ID, html_page
-from agent_runtime_core.inspector.redaction import LEFT_OUT, redacted_answers, short_hash
+from agent_runtime_core.inspector.export import DATA_ID, LEFT_OUT, html_page, redacted_answers, short_hash
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig

@@ -15,9 +15,9 @@ from agent_runtime_core import RunLimits, ToolCallingAgent
 from agent_runtime_core.errors import InvalidArgument, ModelNotFound, ProviderUnavailable
 from agent_runtime_core.llm import Retries, Timeouts, get_llm_client
 from agent_runtime_core.llm._anthropic_format import conversation_of, options_of
-from agent_runtime_core.llm._api_keys import AnthropicConfigurationError, required_key
-from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.llm._client import explained
+from agent_runtime_core.llm._client_per_loop import AnthropicConfigurationError, required_key
+from agent_runtime_core.llm._retries import Breakers
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.loop.model_settings import settings_of_run
 from agent_runtime_core.registry import Registry

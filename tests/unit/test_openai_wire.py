@@ -46,9 +46,9 @@ from agent_runtime_core.llm import (  # noqa: E402
     Timeouts,
     get_llm_client,
 )
-from agent_runtime_core.llm._api_keys import is_loopback  # noqa: E402
-from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
+from agent_runtime_core.llm._client_per_loop import is_loopback  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
+from agent_runtime_core.llm._retries import Breakers  # noqa: E402
 from agent_runtime_core.runner import AgentRunner, RunnerConfig  # noqa: E402
 from agent_runtime_core.tools.registry import ToolRegistry  # noqa: E402
 from tests.support.cases import for_each  # noqa: E402

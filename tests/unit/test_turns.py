@@ -27,7 +27,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.limits import RunLimits
-from agent_runtime_core.llm._circuit_breaker import Breakers
+from agent_runtime_core.llm._retries import Breakers
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
 from agent_runtime_core.planning.plan import BasePlanner

@@ -14,33 +14,13 @@ from .._journal.record import Record
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import open_requests
 from ..runner.run_client import RunClient
+from . import queries
 from .attempts import step_views
 from .compare import compare_view
 from .events import MOST_TYPES
 from .journal import journal_view
 from .messages import messages_view
 from .overview import about_view, agents_view, queue_view, workers_view
-from .queries import (
-    BOOLEAN,
-    MAX_LIMIT,
-    PRINTABLE,
-    STATES,
-    STRINGS,
-    TENANT,
-    TIME,
-    Parameter,
-    Position,
-    check_order,
-    choice,
-    cursor_of,
-    filters_of,
-    integer,
-    newest_of,
-    number,
-    page_start,
-    position_in,
-    string,
-)
 from .runs import BY, list_items, question_view, result_view, usage_view
 from .timeline import MAX_ROWS, step_detail, timeline_view
 from .visibility import Viewer, hide_children, hide_parents, refuse_limited, visible_page, visible_row, visible_view
@@ -111,7 +91,7 @@ class Route(NamedTuple):
     read: Callable[[Any], Coroutine[Any, Any, Any]]
     title: str = ""
     shape: str = "Page"
-    parameters: Mapping[str, Parameter] = {}
+    parameters: Mapping[str, queries.Parameter] = {}
     scopes: tuple[str, ...] = ("read",)
     statuses: tuple[int, ...] = (200,)
 
@@ -130,19 +110,19 @@ async def list_runs(asked: Asked) -> Answer:
     runner, caller = asked.runner, asked.caller
     bound = {name: value for name, value in asked.query.items() if name not in ("cursor", "limit")}
     bound["tenant"] = caller.tenant
-    start, limit = page_start(asked.query["cursor"], bound), asked.query["limit"]
-    read = partial(_newest, asked, filters_of(bound))
+    start, limit = queries.page_start(asked.query["cursor"], bound), asked.query["limit"]
+    read = partial(_newest, asked, queries.filters_of(bound))
     rows, following = await visible_page(runner.queue, caller, "read", limit, _MOST_RUNS, start, read, limit)
     items = await list_items(runner, rows)
     await hide_parents(runner.queue, caller, items)
-    return _page(items, None if following is None else cursor_of(following, bound))
+    return _page(items, None if following is None else queries.cursor_of(following, bound))
 
 
 async def _newest(
-    asked: Asked, filters: Sequence[RunFilter], before: Position | None
-) -> list[tuple[RunRow, RunRow, Position]]:
+    asked: Asked, filters: Sequence[RunFilter], before: queries.Position | None
+) -> list[tuple[RunRow, RunRow, queries.Position]]:
     metadata = asked.caller.may is not None
-    rows = await newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1, metadata=metadata)
+    rows = await queries.newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1, metadata=metadata)
     return [(row, row, (row.created_at, row.arrival)) for row in rows]
 
 
@@ -214,13 +194,13 @@ async def list_approvals(asked: Asked) -> Answer:
     """
     caller, queue, query = asked.caller, asked.runner.queue, asked.query
     bound = {"agent": query["agent"], "tenant": caller.tenant, "list": "approvals"}
-    start = None if query["cursor"] is None else position_in(query["cursor"], bound, str)[0]
-    batch = query["limit"] if caller.may is None else MAX_LIMIT
+    start = None if query["cursor"] is None else queries.position_in(query["cursor"], bound, str)[0]
+    batch = query["limit"] if caller.may is None else queries.MAX_LIMIT
     verb = "read" if "read" in caller.scopes else "act"
     items, following = await visible_page(
         queue, caller, verb, query["limit"], _MOST_QUESTIONS, start, partial(_questions, asked, batch), batch
     )
-    return _page(items, None if following is None else cursor_of([following], bound))
+    return _page(items, None if following is None else queries.cursor_of([following], bound))
 
 
 async def _questions(asked: Asked, batch: int, after: str | None) -> list[tuple[RunRow, dict[str, Any], str]]:
@@ -260,7 +240,7 @@ async def read_usage(asked: Asked) -> Answer:
     """Add up tokens and cost by agent, model or day."""
     refuse_limited(asked.caller, by_tenant=True)
     by, since, until = (asked.query[name] for name in ("by", "since", "until"))
-    check_order(since, until)
+    queries.check_order(since, until)
     return Answer(await usage_view(asked.runner, by, since, until, asked.caller.tenant))
 
 
@@ -268,22 +248,23 @@ def _page(items: list[dict[str, Any]], following: str | None = None) -> Answer:
     return Answer({"items": items, "next": following})
 
 
-_PART: Final = {"after": integer(-1, -1, 2**53), "limit": integer(100, 1, 1000)}
-_LIST: Final = {"cursor": string(), "limit": integer(50, 1, MAX_LIMIT)}
-_KEY: Final = string(1, 512, **PRINTABLE)
-WAIT: Final = number(0, 0, MAX_WAIT).about("Seconds.")
+_PART: Final = {"after": queries.integer(-1, -1, 2**53), "limit": queries.integer(100, 1, 1000)}
+_LIST: Final = {"cursor": queries.string(), "limit": queries.integer(50, 1, queries.MAX_LIMIT)}
+_KEY: Final = queries.string(1, 512, **queries.PRINTABLE)
+WAIT: Final = queries.number(0, 0, MAX_WAIT).about("Seconds.")
 SEQUENCE: Final = {"pattern": r"^[0-9]{1,15}$"}  # as a schema; the greatest sequence number is 2^53
 OF_EVENTS: Final = {
-    "after": string().about("Only events after this sequence number.", **SEQUENCE),
-    "types": STRINGS.about("Patterns of event types, such as `step.*`.", maxItems=MOST_TYPES),
+    "after": queries.string().about("Only events after this sequence number.", **SEQUENCE),
+    "types": queries.STRINGS.about("Patterns of event types, such as `step.*`.", maxItems=MOST_TYPES),
 }
-_SINCE: Final = TIME.about("Created at or after this time.")
+_SINCE: Final = queries.TIME.about("Created at or after this time.")
 
 #: What is read of one run, and the list of runs.
 OF_RUNS: Final = (
     Route("runs", list_runs, "List runs", parameters={
-        "state": choice(*STATES, many=True), "agent": string(), "since": _SINCE, "until": TIME.about("Created before."),
-        "q": string(0, 512).about("The beginning of a run id or run key."),
+        "state": queries.choice(*queries.STATES, many=True), "agent": queries.string(), "since": _SINCE,
+        "until": queries.TIME.about("Created before."),
+        "q": queries.string(0, 512).about("The beginning of a run id or run key."),
         "parent": _KEY.about("Child runs of this run."),
         "conversation": _KEY.about("Runs of the conversation with this id."), **_LIST,
     }),
@@ -293,7 +274,8 @@ OF_RUNS: Final = (
     Route("runs/{id}/steps", read_steps, "List the steps of a run", parameters=_PART),
     Route("runs/{id}/steps/{step_id}", read_step, "Read a step of a run", "AnyObject"),
     Route("runs/{id}/timeline", read_timeline, "Read the timeline of a run", "Timeline", {
-        **_PART, "limit": integer(100, 1, MAX_ROWS), "newest_first": BOOLEAN.about("Whether the last rows come first."),
+        **_PART, "limit": queries.integer(100, 1, MAX_ROWS),
+        "newest_first": queries.BOOLEAN.about("Whether the last rows come first."),
     }),
     Route("runs/{id}/journal", read_journal, "List the records of a run", parameters=_PART),
     Route("runs/{id}/messages", read_messages, "Read the conversation of a run", parameters=_PART, scopes=OF_RESULTS),
@@ -302,17 +284,17 @@ OF_RUNS: Final = (
 )  # fmt: skip
 #: What is read of a whole store.
 OF_STORES: Final = (
-    Route("approvals", list_approvals, "List open questions", parameters={"agent": string(), **_LIST},
+    Route("approvals", list_approvals, "List open questions", parameters={"agent": queries.string(), **_LIST},
           scopes=("approve", "read")),
     Route("about", read_about, "Read about the server", "AnyObject"),
     Route("queue", read_queue, "Read the state of the queue", "Queue"),
     Route("workers", list_workers, "List the processes that claim runs"),
     Route("agents", list_agents, "List the agents of this server"),
     Route("usage", read_usage, "Add up usage", "Usage",
-          {"by": choice(*BY, default="agent"), "since": _SINCE, "until": TIME}),
+          {"by": queries.choice(*BY, default="agent"), "since": _SINCE, "until": queries.TIME}),
 )  # fmt: skip
 
 
-def known_parameters(route: Route) -> dict[str, Parameter]:
+def known_parameters(route: Route) -> dict[str, queries.Parameter]:
     """Return the query parameters of a route, `tenant` first."""
-    return {"tenant": TENANT, **route.parameters}
+    return {"tenant": queries.TENANT, **route.parameters}

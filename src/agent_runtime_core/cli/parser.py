@@ -353,7 +353,7 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
 
 def _add_export(commands: Any, run: argparse.ArgumentParser) -> None:
     exporting = _command(
-        commands, "export", ".export:export", "write a run with its steps, journal, events and messages",
+        commands, "export", ".inspect:export", "write a run with its steps, journal, events and messages",
         """export order-7 --jsonl --url agents.db > order-7.jsonl
 export order-7 --html --redact --output order-7.html --url agents.db""", [run],
         "Write a run with all that is stored of it, as JSON or as an HTML file. As JSON it is one object on each\n"

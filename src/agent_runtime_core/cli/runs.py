@@ -20,18 +20,8 @@ from .._views.runs import questions_of, summary, waits_of
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnknownRun
 from ..events.event import Event, agent_type, payload_of, shown_type
 from ..runner.runner import AgentRunner
+from . import store
 from .output import field, human_time, json_line, print_columns, print_json, print_line, table, warn, with_human_times
-from .store import (
-    answer_command,
-    existing_store,
-    limits_from,
-    newest_rows,
-    require_run,
-    resume_command,
-    rows_of,
-    similar_agent,
-    wanted_runs,
-)
 
 _RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
@@ -40,10 +30,10 @@ _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 
 
 async def runs(args: Namespace) -> int:
-    async with existing_store(args, reads=True) as runner:
-        newest = [row async for row in newest_rows(runner, wanted_runs(args), args.limit)]
+    async with store.existing_store(args, reads=True) as runner:
+        newest = [row async for row in store.newest_rows(runner, store.wanted_runs(args), args.limit)]
         found = [await summary(runner, row) for row in reversed(newest)]
-        if args.agent is not None and (meant := await similar_agent(runner, args.agent)) is not None:
+        if args.agent is not None and (meant := await store.similar_agent(runner, args.agent)) is not None:
             warn(f"no run has agent {args.agent!r}. Did you mean {meant!r}?")
     if args.json:
         print_json(found)
@@ -53,7 +43,7 @@ async def runs(args: Namespace) -> int:
 
 
 async def workers(args: Namespace) -> int:
-    async with existing_store(args, reads=True) as runner:
+    async with store.existing_store(args, reads=True) as runner:
         found = await workers_view(runner)
     if args.json:
         print_json(found)
@@ -70,8 +60,8 @@ def _shown_worker(worker: dict[str, Any]) -> dict[str, Any]:
 
 
 async def show(args: Namespace) -> int:
-    async with existing_store(args, reads=True) as runner:
-        row = await require_run(runner, args.id, args.tenant)
+    async with store.existing_store(args, reads=True) as runner:
+        row = await store.require_run(runner, args.id, args.tenant)
         details = await summary(runner, row, end=True)
         details["input"], details["metadata"] = json.loads(row.input), json.loads(row.metadata)
         details["waiting_for"] = (await waits_of(runner, row))[0]
@@ -105,7 +95,7 @@ def _print_waits(waits: list[dict[str, str]], questions: list[dict[str, Any]], a
             _print_question(question)
         is_one = [each["name"] for each in waits].count(wait["name"]) == 1
         request_id = None if question is None or is_one else question["request_id"]
-        field("answer with", answer_command(args, wait, request_id))
+        field("answer with", store.answer_command(args, wait, request_id))
 
 
 def _print_question(question: dict[str, Any]) -> None:
@@ -139,13 +129,13 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             _print_waits(value, details["questions"], args)
         elif name not in ("open_approvals", "questions") and value not in (None, False):  # they are in waiting_for
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
-            if name == "error" and (command := resume_command(args, error)) is not None:
+            if name == "error" and (command := store.resume_command(args, error)) is not None:
                 field("raise it with", command)
 
 
 async def events(args: Namespace) -> int:
-    async with existing_store(args, reads=True) as runner:
-        row = await require_run(runner, args.id, args.tenant)
+    async with store.existing_store(args, reads=True) as runner:
+        row = await store.require_run(runner, args.id, args.tenant)
         since = args.since if args.after is None else args.after + 1
         if not args.follow:
             found = await runner.event_bus.get_events(row.run_id, since)
@@ -191,8 +181,10 @@ _COLUMNS = ("run_id", "run_key", "tenant", "agent_key", "attempt", "ended_at", "
 
 
 async def list_dead(args: Namespace) -> int:
-    async with existing_store(args, reads=True) as runner:
-        found = [await summary(runner, row, end=True) async for row in rows_of(runner, args.status, tenant=args.tenant)]
+    async with store.existing_store(args, reads=True) as runner:
+        found = [
+            await summary(runner, row, end=True) async for row in store.rows_of(runner, args.status, tenant=args.tenant)
+        ]
     if args.json:
         print_json(found)
     else:
@@ -203,7 +195,7 @@ async def list_dead(args: Namespace) -> int:
 
 async def requeue(args: Namespace) -> int:
     return await _apply_to_runs(
-        args, "requeued", lambda runner, run_id: runner.requeue(run_id, limits=limits_from(args))
+        args, "requeued", lambda runner, run_id: runner.requeue(run_id, limits=store.limits_from(args))
     )
 
 
@@ -216,12 +208,12 @@ async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner,
     if bool(args.ids) == args.all:
         raise InvalidArgument("pass run ids or --all" if not args.ids else "pass either run ids or --all, not both")
     changed, refused = list[str](), dict[str, str]()
-    async with existing_store(args) as runner:
-        rows = rows_of(runner, args.status, tenant=args.tenant)
+    async with store.existing_store(args) as runner:
+        rows = store.rows_of(runner, args.status, tenant=args.tenant)
         ids = [row.run_id async for row in rows] if args.all else list(dict.fromkeys(args.ids))
         for run_id in ids:
             try:
-                row = await require_run(runner, run_id, args.tenant)
+                row = await store.require_run(runner, run_id, args.tenant)
                 if row.status != args.status:
                     refused[run_id] = f"run {run_id!r} must be {args.status}, got {row.status}"
                     continue

@@ -18,9 +18,9 @@ from ..interfaces import LLMResponse as LLMResponse
 from ..interfaces import LLMStreamChunk as LLMStreamChunk
 
 if TYPE_CHECKING:
-    from ._api_keys import AnthropicConfigurationError as AnthropicConfigurationError
-    from ._api_keys import OpenAIConfigurationError as OpenAIConfigurationError
     from ._client import ChatClient as ChatClient
+    from ._client_per_loop import AnthropicConfigurationError as AnthropicConfigurationError
+    from ._client_per_loop import OpenAIConfigurationError as OpenAIConfigurationError
     from ._provider import Timeouts as Timeouts
     from ._retries import Retries as Retries
     from .anthropic import AnthropicClient as AnthropicClient

@@ -26,11 +26,10 @@ from ..errors import (
     StreamCut,
 )
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ._circuit_breaker import SHARED, Breakers
 from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
-from ._retries import METER, RETRY_BUDGET, Retries, RetryBudget, RetryState
+from ._retries import METER, RETRY_BUDGET, SHARED, Breakers, Retries, RetryBudget, RetryState
 from ._schemas import property_names, with_renamed_properties
 
 _LONGEST_MESSAGE = 400

@@ -1,19 +1,151 @@
-"""How often a request to a provider is retried, and after how many seconds."""
+"""How often a request to a provider is retried, and circuit breakers: a provider that keeps failing gets a probe."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from .._core.clock import Clock
+from .._core.clock import SYSTEM, Clock
 from .._core.log import log
 from .._core.settings import POSITIVE, SECONDS
-from ..errors import ProviderError
+from ..errors import CircuitOpen, NotConfigured, ProviderError, RequestRefused, deciding_error
 from ..retry import Backoff
-from ._circuit_breaker import Breakers, Key
 from ._provider import Partial, Timeouts
+
+Key: TypeAlias = tuple[str, str, str]
+"""Provider, endpoint, model."""
+
+#: Seconds after which a call that was rejected because of an active probe may be retried.
+RECHECK = 5.0
+
+
+@dataclass
+class _Circuit:
+    faults: int = 0
+    #: Seconds that the circuit stays open; 0 while it is closed.
+    window: float = 0.0
+    until: float = 0.0
+    probe: CircuitPermit | None = None
+    last: str = ""
+
+
+class CircuitPermit:
+    """Permission for one request. Its first outcome counts: `answered`, `failed`, or `dropped` if it is unknown."""
+
+    def __init__(self, breakers: Breakers, key: Key) -> None:
+        self._breakers, self._key = breakers, key
+        self._used = False
+
+    def answered(self) -> None:
+        """Record that the provider answered; a rejected request is an answer too."""
+        self._settle(None, known=True)
+
+    def failed(self, error: BaseException) -> None:
+        """Record an error. A retriable ProviderError counts as a failure; other errors of a provider are answers.
+
+        RequestRefused is an answer too: the provider works, also if the model wrote something unreadable.
+        """
+        error = deciding_error(error)
+        if isinstance(error, ProviderError) and not isinstance(error, NotConfigured):
+            is_failure = error.retriable and not isinstance(error, RequestRefused)
+            self._settle(error if is_failure else None, known=True)
+        else:
+            self.dropped()
+
+    def dropped(self) -> None:
+        """Record that the call was cancelled or failed on this side; another call may be the probe."""
+        self._settle(None, known=False)
+
+    def _settle(self, fault: ProviderError | None, *, known: bool) -> None:
+        if not self._used:
+            self._used = True
+            self._breakers.settle(self, self._key, fault, known=known)
+
+
+class Breakers:
+    """Circuit breakers, one for each provider, endpoint and model. Thread-safe.
+
+    1. `after` failures in a row open a circuit. Calls then raise CircuitOpen without sending a request.
+    2. The circuit stays open for `window` seconds. Then it allows one call as a probe, and no other until the probe
+       ends.
+    3. An answer closes the circuit. A failure opens it again, each time for twice as long, up to `longest` seconds.
+    4. The outcome of a call that started before the circuit opened is ignored.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM, *, after: int = 5, window: float = 30.0, longest: float = 300.0) -> None:
+        self._clock, self._after, self._window, self._longest = clock, after, window, longest
+        self._lock = threading.Lock()
+        self._circuits: dict[Key, _Circuit] = {}
+
+    def enter(self, key: Key) -> CircuitPermit:
+        """Return the permission for one request; raise CircuitOpen if the circuit is open."""
+        with self._lock:
+            if refused := self._refusal(key):
+                raise refused
+            permit = CircuitPermit(self, key)
+            circuit = self._circuits.get(key)
+            if circuit is not None and circuit.window:
+                circuit.probe = permit
+                # A probe that never reports its outcome must not keep the circuit open forever.
+                circuit.until = self._clock.boot() + self._longest
+            return permit
+
+    def refusal(self, key: Key) -> CircuitOpen | None:
+        """Return the error that `enter` would raise now, or None."""
+        with self._lock:
+            return self._refusal(key)
+
+    def _refusal(self, key: Key) -> CircuitOpen | None:
+        circuit = self._circuits.get(key)
+        if circuit is None or not circuit.window:
+            return None
+        left = circuit.until - self._clock.boot()
+        if left <= 0:
+            return None
+        provider, _, model = key
+        if circuit.probe is not None:
+            left = min(left, RECHECK)
+            when = "One call is probing it now"
+        else:
+            when = f"Retry in {left:.0f} s"
+        return CircuitOpen(
+            f"circuit breaker open for {provider}, model {model!r}: "
+            f"{circuit.faults} failure{'s' * (circuit.faults != 1)} in a row (last: {circuit.last}). {when}",
+            after=left,
+            provider=provider,
+            model=model,
+        )
+
+    def settle(self, permit: CircuitPermit, key: Key, fault: ProviderError | None, *, known: bool) -> None:
+        """Record the outcome of a permission; called by the permission itself."""
+        with self._lock:
+            circuit = self._circuits.get(key)
+            if circuit is not None and circuit.window and circuit.probe is not permit:
+                return
+            if not known:
+                if circuit is not None and circuit.probe is permit:
+                    circuit.probe, circuit.until = None, self._clock.boot()
+            elif fault is None:
+                self._circuits.pop(key, None)
+            else:
+                self._count(self._circuits.setdefault(key, _Circuit()), fault)
+
+    def _count(self, circuit: _Circuit, fault: ProviderError) -> None:
+        circuit.faults += 1
+        circuit.probe = None
+        circuit.last = type(fault).__name__ + (f" {fault.status}" if fault.status else "")
+        if circuit.window:
+            circuit.window = min(circuit.window * 2, self._longest)
+        elif circuit.faults >= self._after:
+            circuit.window = self._window
+        circuit.until = self._clock.boot() + circuit.window
+
+
+#: The circuit breakers of this process, for clients with a known endpoint.
+SHARED = Breakers()
 
 
 @dataclass(frozen=True, init=False)

@@ -25,14 +25,19 @@ from ._anthropic_format import (
     tools_of,
 )
 from ._anthropic_response import Assembly, answer_of, usage_of
-from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
-from ._circuit_breaker import Breakers
 from ._client import ChatClient
-from ._client_per_loop import PerLoopClients, with_traceparent
+from ._client_per_loop import (
+    AnthropicConfigurationError,
+    PerLoopClients,
+    is_loopback,
+    refuse_sdk_options,
+    required_key,
+    with_traceparent,
+)
 from ._openai_usage import reports_no_tokens
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts, counted
 from ._provider_errors import ERROR_FIELDS, of_status, require_answer, translated, without_keys, words_of
-from ._retries import Retries
+from ._retries import Breakers, Retries
 from ._stream_body import StreamBody, end_with_json, read_rest
 from .openai import as_stream_cut
 

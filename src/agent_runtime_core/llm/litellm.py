@@ -14,8 +14,8 @@ from .._core.clock import Clock
 from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import ContextOverflow, ModelNotFound, NotConfigured, ProviderError, RequestRefused
-from ._api_keys import is_loopback, refuse_sdk_options, usable
 from ._client import ChatClient
+from ._client_per_loop import is_loopback, refuse_sdk_options, usable
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import FAILED, normal_reason
 from ._openai_format import ids_in, outgoing, text_of_answer

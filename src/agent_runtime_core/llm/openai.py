@@ -15,9 +15,15 @@ from urllib.parse import urlsplit
 from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import MissingDependency, NotSupported, ProviderError, ProviderUnavailable, StreamCut
-from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._client import ChatClient
-from ._client_per_loop import PerLoopClients, with_traceparent
+from ._client_per_loop import (
+    OpenAIConfigurationError,
+    PerLoopClients,
+    is_loopback,
+    refuse_sdk_options,
+    required_key,
+    with_traceparent,
+)
 from ._fallbacks import openai_fallbacks
 from ._finish_reasons import native_reason
 from ._openai_format import ids_in, outgoing, text_of_answer

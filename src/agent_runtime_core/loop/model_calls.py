@@ -19,8 +19,7 @@ from ..errors import LimitExceeded, NotSupported, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, reservation_of, sum_usd, tokens_of, usd_of
 from ..llm._openai_format import without_repeats
-from ..llm._prices import cost_usd, price_of
-from ..llm._recording import CallMeter, recorded_form, require_price, traced
+from ..llm._prices import CallMeter, cost_usd, price_of, recorded_form, require_price, traced
 from ..llm._retries import METER
 from .session import INTERRUPTED, Cancelled, LoopSession
 from .state import TurnState

@@ -19,17 +19,8 @@ from ..tools.calculator import CalculatorTool
 from ..tools.registry import ToolRegistry
 from ..tools.todo import TodoStoreTool
 from ..tools.tool import Tool
-from .executor import (
-    BACKOFF_BASE,
-    MAX_CONCURRENCY,
-    MAX_RETRIES,
-    ON_LONG_PLAN,
-    SCOPE,
-    approved_input,
-    execute_plan,
-    step_input,
-    step_name,
-)
+from . import executor
+from .executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
 from .llm_planner import LLMPlanner
 from .plan import BasePlanner, Plan, PlanStep, checked_planner, plan_of, registry_of
 from .recorded_client import RecordedClient, count_recorded
@@ -78,7 +69,7 @@ class PlanningAgent(AgentRuntime):
         self.tools: ToolRegistry = built_in_tools() if tools is None else registry_of(tools)
         self.client = client
         self.max_steps = max_steps
-        ON_LONG_PLAN.check("on_long_plan", on_long_plan)
+        executor.ON_LONG_PLAN.check("on_long_plan", on_long_plan)
         self.on_long_plan: str = on_long_plan
         self.max_retries = max_retries
         self.backoff_base = backoff_base
@@ -87,7 +78,7 @@ class PlanningAgent(AgentRuntime):
     async def run(self, ctx: RunContext) -> RunResult:
         budget = Budget(RunLimits(), getattr(ctx, "budget", None))
         plan = await self._plan(ctx, budget)
-        done = await execute_plan(
+        done = await executor.execute_plan(
             ctx, plan, self.tools, client=self.client, max_steps=self._step_limit(ctx), on_long_plan=self.on_long_plan,
             max_retries=self.max_retries, backoff_base=self.backoff_base, max_concurrency=self.max_concurrency,
             budget=budget,
@@ -153,7 +144,7 @@ def prompt_of(ctx: RunContext) -> str:
     return prompt
 
 
-_STEPS = f"x:{SCOPE}/p:0:"
+_STEPS = f"x:{executor.SCOPE}/p:0:"
 
 
 def tried_steps(
@@ -181,10 +172,10 @@ class _Reading:
     def read(self, record: Record) -> None:
         if record.kind == DONE and (record.name, record.key) == (PLANNING, "s:0"):
             plan = Plan.from_dict(cast("dict[str, Any]", self.decode(record.result or "{}")))
-            self.steps = {step_name(step): step for step in plan.steps}
+            self.steps = {executor.step_name(step): step for step in plan.steps}
         elif record.kind == DONE and record.name.startswith("signal:tool:"):
             unchanged: dict[str, Any] = {}
-            approved = approved_input(self.decode(record.result or "null"), unchanged)
+            approved = executor.approved_input(self.decode(record.result or "null"), unchanged)
             if approved is not unchanged:  # a person changed the arguments, maybe to an empty object
                 self.approved[f"step_{record.key.rpartition(':')[2]}"] = approved
         elif record.kind in (DONE, RETRYING, FAILED) and record.key.startswith(_STEPS) and record.name in self.steps:
@@ -211,6 +202,6 @@ class _Reading:
         if name in self.approved:
             return self.approved[name]
         try:
-            return step_input(step, self.results, self.tools)
+            return executor.step_input(step, self.results, self.tools)
         except InvalidArgument:
             return step.tool_input  # the step failed with this error

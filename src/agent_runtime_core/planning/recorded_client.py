@@ -12,8 +12,7 @@ from ..config import get_config
 from ..errors import NotSupported
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import UNSEEN_TOKENS, Budget, reservation_of, usd_of
-from ..llm._prices import cost_usd
-from ..llm._recording import CallMeter, recorded_form, require_price, traced
+from ..llm._prices import CallMeter, cost_usd, recorded_form, require_price, traced
 from ..llm._retries import METER
 
 _CHARS_A_TOKEN = 3  # fewer than the average of any model, so that estimates are rather too high

@@ -19,10 +19,10 @@ from .._views.visibility import is_visible, visible_row, visible_view
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..queue.records import LIVE, RunFilter, RunRow
 from ..runner.approvals import AskedRequests
+from . import documents
 from .access import OF_SENDING, Caller, check_scope, require
-from .documents import Repaired, Reply, Run, Stored, StoredAnswer, StoredMessage, answers
+from .documents import Reply, answers
 from .errors import Problem, safe_text
-from .models import Answer, Cancel, DeadLetters, Fork, IdempotencyKey, SentMessage
 from .reads import after_wait
 from .runs import location_of
 from .state import ServerState, state_of
@@ -36,8 +36,8 @@ Approver = Annotated[Caller, require("approve")]
 Admin = Annotated[Caller, require("admin")]
 # Null is accepted, and not documented: a generated client cannot omit a body that may be null.
 _NOT_NULL: Final = BeforeValidator(lambda body: {} if body is None else body)
-_Cancel = Annotated[Cancel, _NOT_NULL, Body(default_factory=Cancel)]
-_Fork = Annotated[Fork, _NOT_NULL, Body(default_factory=Fork)]
+_Cancel = Annotated[documents.Cancel, _NOT_NULL, Body(default_factory=documents.Cancel)]
+_Fork = Annotated[documents.Fork, _NOT_NULL, Body(default_factory=documents.Fork)]
 _PAGE: Final = 500  # dead letters that are read at once
 
 
@@ -57,7 +57,7 @@ def _stored(row: RunRow) -> dict[str, Any]:
     return {"run_id": row.run_id, "state": row.status}
 
 
-@_post("/runs/{id}/cancel", "Cancel a run", 404, status=202, ok_200=Stored, ok_202=Stored)
+@_post("/runs/{id}/cancel", "Cancel a run", 404, status=202, ok_200=documents.Stored, ok_202=documents.Stored)
 async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) -> Response:
     """Cancel a run and its child runs: 202 if the request is stored, 200 if the run has finished."""
     state = state_of(request)
@@ -68,7 +68,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) ->
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
-@_post("/runs/{id}/resume", "Resume a run", 404, 409, status=202, ok_202=Stored)
+@_post("/runs/{id}/resume", "Resume a run", 404, 409, status=202, ok_202=documents.Stored)
 async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     """Let a worker resume a failed, timed-out, cancelled or dead run. Completed steps keep their results."""
     state = state_of(request)
@@ -77,7 +77,7 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
     return Reply(_stored(await state.runner.queue.require(row.run_id)), 202)
 
 
-@_post("/runs/{id}/fork", "Fork a run", 404, 409, status=201, ok_201=Run)
+@_post("/runs/{id}/fork", "Fork a run", 404, 409, status=201, ok_201=documents.Run)
 async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
     """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
@@ -98,7 +98,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
     return Reply(await visible_view(state.runner, caller, found), 201, headers)
 
 
-async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: Fork) -> None:
+async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: documents.Fork) -> None:
     """Raise a problem for a fork that the caller may not have."""
     given = source.decoded("input", decode_dict) if body.input is None else body.input
     try:
@@ -117,9 +117,11 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
         raise taken()
 
 
-@_post("/runs/{id}/signals/{name}", "Send a signal", 404, 409, 410, status=202, extra=_ANY_BODY, ok_202=Stored)
+@_post(
+    "/runs/{id}/signals/{name}", "Send a signal", 404, 409, 410, status=202, extra=_ANY_BODY, ok_202=documents.Stored
+)
 async def send_signal(
-    request: Request, id: str, name: str, caller: Sender, idempotency_key: IdempotencyKey = None
+    request: Request, id: str, name: str, caller: Sender, idempotency_key: documents.IdempotencyKey = None
 ) -> Response:
     """Send a signal, whose payload is the body. It is kept until the run waits for a signal of that name.
 
@@ -136,8 +138,8 @@ async def send_signal(
     return Reply(_stored(row), 202)
 
 
-@_post("/runs/{id}/messages", "Send a message to an agent", 404, 409, 410, status=202, ok_202=StoredMessage)
-async def send_message(request: Request, id: str, body: SentMessage, caller: Sender) -> Response:
+@_post("/runs/{id}/messages", "Send a message to an agent", 404, 409, 410, status=202, ok_202=documents.StoredMessage)
+async def send_message(request: Request, id: str, body: documents.SentMessage, caller: Sender) -> Response:
     """Send a message to the agent that works on a run."""
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
@@ -150,8 +152,8 @@ async def send_message(request: Request, id: str, body: SentMessage, caller: Sen
     return Reply({"run_id": row.run_id, "message_id": sent}, 202)
 
 
-@_post("/runs/{id}/approvals/{name}", "Answer a question of a run", 404, 409, 410, ok_200=StoredAnswer)
-async def answer_approval(request: Request, id: str, name: str, body: Answer, caller: Approver) -> Response:
+@_post("/runs/{id}/approvals/{name}", "Answer a question of a run", 404, 409, 410, ok_200=documents.StoredAnswer)
+async def answer_approval(request: Request, id: str, name: str, body: documents.Answer, caller: Approver) -> Response:
     """Answer an open question. A name that the run has not asked yet is kept for it."""
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
@@ -173,22 +175,22 @@ async def delete_run(request: Request, id: str, caller: Admin) -> Response:
     return Response(status_code=204)
 
 
-@_post("/dead/requeue", "Requeue dead letters", 409, ok_200=Repaired)
-async def requeue_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
+@_post("/dead/requeue", "Requeue dead letters", 409, ok_200=documents.Repaired)
+async def requeue_dead_letters(request: Request, body: documents.DeadLetters, caller: Admin) -> Response:
     """Let workers resume dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "act", partial(state.runner.requeue, by=caller.name))
 
 
-@_post("/dead/discard", "Delete dead letters", 409, ok_200=Repaired)
-async def discard_dead_letters(request: Request, body: DeadLetters, caller: Admin) -> Response:
+@_post("/dead/discard", "Delete dead letters", 409, ok_200=documents.Repaired)
+async def discard_dead_letters(request: Request, body: documents.DeadLetters, caller: Admin) -> Response:
     """Delete dead letters."""
     state = state_of(request)
     return await _repair(state, caller, body, "delete", state.runner.discard)
 
 
 async def _repair(
-    state: ServerState, caller: Caller, body: DeadLetters, verb: str, act: Callable[[str], Awaitable[Any]]
+    state: ServerState, caller: Caller, body: documents.DeadLetters, verb: str, act: Callable[[str], Awaitable[Any]]
 ) -> Response:
     """Apply `act` to each run; report those that do not exist, are hidden or have another state."""
     ids = await _all_with(state, caller, body, verb) if body.ids is None else list(dict.fromkeys(body.ids))
@@ -214,7 +216,7 @@ async def _repair(
     return Reply({"done": done, "failed": failed})
 
 
-async def _all_with(state: ServerState, caller: Caller, body: DeadLetters, verb: str) -> list[str]:
+async def _all_with(state: ServerState, caller: Caller, body: documents.DeadLetters, verb: str) -> list[str]:
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
     wanted = RunFilter((body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True)
     found: list[str] = []

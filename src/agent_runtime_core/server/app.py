@@ -19,10 +19,9 @@ from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
 from . import actions, runs, service, socket, streams
 from .access import HEADER, Access, Authenticate, Tokens, cookie_name, is_own, require
-from .documents import OPEN, SignedIn
+from .documents import OPEN, Body, SignedIn, form, one_of
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, Problem, add_handlers
 from .limits import Limits
-from .models import Body, form, one_of
 from .security import PREFIX, Envelope, RequestChecks
 from .service import prepare
 from .settings import ServerSettings

@@ -14,8 +14,7 @@ from .._views.visibility import visible_row, visible_view
 from ..errors import InvalidArgument, UnknownRun
 from ..turns.manager import TurnManager
 from .access import Caller, in_tenant, require
-from .documents import AnyObject, Reply, Run, answers
-from .models import AgentRun, NewRun, NewTurn, PromptRun
+from .documents import AgentRun, AnyObject, NewRun, NewTurn, PromptRun, Reply, Run, answers
 from .reads import after_wait, mount, preferred_wait
 from .state import state_of
 from .submission import insert, insert_turn, invalid_in, row_of, span_of

@@ -25,21 +25,10 @@ from .._views.read_routes import OF_RESULTS
 from .._views.visibility import visible_row
 from ..events.event import Event
 from ..queue.records import RunRow
+from . import open_streams
 from .access import OF_SENDING, Caller, check_scope
 from .errors import Problem, log_text, problem_of, safe_text
-from .open_streams import (
-    DRAINING,
-    REPLACED,
-    OpenStreams,
-    Reader,
-    Replaced,
-    abort,
-    event_text,
-    first_of,
-    limit_unsent,
-    open_streams_of,
-    socket_frame,
-)
+from .open_streams import OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .security import check_json
 from .state import ServerState, state_of
 from .submission import approve, finished, insert_turn
@@ -75,7 +64,7 @@ async def socket(websocket: WebSocket) -> None:
     connection = Socket(websocket, state, streams, caller)
     with state.limits.stream(caller.name, socket=True), streams.opened(connection):
         await websocket.accept(subprotocol=chosen)
-        limit_unsent(websocket._receive)
+        open_streams.limit_unsent(websocket._receive)
         await connection.serve()
 
 
@@ -109,11 +98,11 @@ class Socket(Reader):
     and those of this process pause their model streams.
     """
 
-    def __init__(self, websocket: WebSocket, state: ServerState, open_streams: OpenStreams, caller: Caller) -> None:
+    def __init__(self, websocket: WebSocket, state: ServerState, streams: OpenStreams, caller: Caller) -> None:
         super().__init__()
         self._socket = websocket
         self._state = state
-        self._open = open_streams
+        self._open = streams
         self._caller = caller
         self._lock = asyncio.Lock()
         self._follows: dict[str, asyncio.Task[None]] = {}
@@ -140,7 +129,7 @@ class Socket(Reader):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self.stopped.done() and code is None:
-            code = RESTARTING if self.stopped.result() == DRAINING else STALLED_CODE
+            code = RESTARTING if self.stopped.result() == open_streams.DRAINING else STALLED_CODE
         if code is not None:
             await self._close(code)
 
@@ -265,12 +254,12 @@ class Socket(Reader):
 
         async def send(page: Sequence[Event]) -> None:
             for event in page if "read" in self._caller.scopes else without_stacks(page):
-                await self._send(event_text(run_id, event))
+                await self._send(open_streams.event_text(run_id, event))
 
         try:
             with self._open.following(self._state.runner.queue, row) as run:
                 ended = await run.follow(partial(self._pages, row), after + 1, row.generation, send)
-            await self._send(socket_frame("done", run_id=run_id, state=ended.status))
+            await self._send(open_streams.socket_frame("done", run_id=run_id, state=ended.status))
         except WebSocketDisconnect:
             pass
         except Exception as error:  # noqa: BLE001 - the client gets each error
@@ -287,15 +276,15 @@ class Socket(Reader):
         return self._state.runner.event_pages(row.run_id, since, backpressure=True, max_unsent_bytes=most)
 
     async def _acknowledge(self, ref: Any, **fields: Any) -> None:
-        await self._send(socket_frame("ack", ref=ref, **fields))
+        await self._send(open_streams.socket_frame("ack", ref=ref, **fields))
 
     async def _send_error(self, error: Exception, ref: Any, run_id: str | None = None) -> None:
-        problem = Problem(410, REPLACED) if isinstance(error, Replaced) else problem_of(error)
+        problem = Problem(410, open_streams.REPLACED) if isinstance(error, Replaced) else problem_of(error)
         if problem.status == 500:
             log.error("a frame of the socket failed: %s", log_text(error))
         field = problem.errors[0]["field"] if problem.errors else None
         shown = {"status": problem.status, "title": problem.title, "detail": problem.detail or None, "field": field}
-        await self._send(socket_frame("error", ref=ref, run_id=run_id, **shown))
+        await self._send(open_streams.socket_frame("error", ref=ref, run_id=run_id, **shown))
 
     async def _send(self, text: str) -> None:
         async with self._lock:

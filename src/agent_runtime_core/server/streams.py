@@ -24,26 +24,11 @@ from .._views.read_routes import OF_EVENTS, OF_RESULTS, SEQUENCE, Route
 from ..errors import UnknownRun
 from ..events.event import Event
 from ..queue.records import LIVE, RunRow
+from . import open_streams
 from .access import Caller
 from .documents import Page, answers
 from .errors import log_text, problem_of
-from .open_streams import (
-    COMMENT,
-    REPLACED,
-    SLICE,
-    START,
-    OpenStreams,
-    Reader,
-    Replaced,
-    abort,
-    bye_frame,
-    end_frame,
-    error_frame,
-    first_of,
-    open_streams_of,
-    position_frame,
-    slices,
-)
+from .open_streams import OpenStreams, Reader, Replaced, abort, first_of, open_streams_of
 from .reads import HttpRequest, asked_of, described
 from .security import HEAD, SEND
 from .state import ServerState
@@ -111,7 +96,7 @@ class EventStream(Response, Reader):
     media_type = "text/event-stream"
 
     def __init__(
-        self, state: ServerState, open_streams: OpenStreams, row: RunRow, caller: Caller, start: int,
+        self, state: ServerState, streams: OpenStreams, row: RunRow, caller: Caller, start: int,
         chosen: Chosen | None, named: bool,
     ) -> None:  # fmt: skip
         Reader.__init__(self)
@@ -119,7 +104,7 @@ class EventStream(Response, Reader):
         self.background: BackgroundTask | None = None
         self.init_headers(_HEADERS)
         self._state = state
-        self._open = open_streams
+        self._open = streams
         self._row = row
         self._caller = caller
         self._position = start - 1  # sequence of the last event that was read
@@ -138,7 +123,7 @@ class EventStream(Response, Reader):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # The middleware changes only the start of a response, and each delivery would pass all of it.
             self._send = scope[SEND]
-            await self._write(START)
+            await self._write(open_streams.START)
             delivery = start_soon(self._deliver())
             gone = start_soon(_disconnected(receive))
             try:
@@ -153,7 +138,7 @@ class EventStream(Response, Reader):
                     abort(receive)
                     await asyncio.wait({gone}, timeout=1)
                 elif self.stopped.done():
-                    await self._write(bye_frame(), more=False)
+                    await self._write(open_streams.bye_frame(), more=False)
             finally:
                 delivery.cancel()
                 gone.cancel()
@@ -161,7 +146,7 @@ class EventStream(Response, Reader):
     async def comment(self) -> None:
         """Send a comment."""
         if not self.sending:
-            await self._write(COMMENT)
+            await self._write(open_streams.COMMENT)
 
     async def _write(self, body: bytes, more: bool = True) -> None:
         self._sending += 1
@@ -176,9 +161,9 @@ class EventStream(Response, Reader):
             with self._open.following(runner.queue, row) as run:
                 read = partial(runner.event_pages, row.run_id)
                 ended = await run.follow(read, self._position + 1, row.generation, self._send_page)
-            last = end_frame(ended.status)
+            last = open_streams.end_frame(ended.status)
             if self._position > self._sent:
-                last = position_frame(self._position) + last
+                last = open_streams.position_frame(self._position) + last
         except Exception as error:  # noqa: BLE001 - the response has started: the client gets a frame
             last = self._error(error)
         await self._write(last, more=False)
@@ -191,10 +176,10 @@ class EventStream(Response, Reader):
                 return
         self._sent = page[-1].sequence
         frames = self._frames(page if "read" in self._caller.scopes else without_stacks(page))
-        if len(frames) <= SLICE:
+        if len(frames) <= open_streams.SLICE:
             await self._write(frames)
         else:
-            for part in slices(frames):
+            for part in open_streams.slices(frames):
                 await self._write(part)
         self._unconfirmed += len(frames)
         if self._unconfirmed >= CONFIRM_BYTES:
@@ -204,7 +189,7 @@ class EventStream(Response, Reader):
 
     def _error(self, error: Exception) -> bytes:
         if isinstance(error, Replaced):
-            return error_frame({"status": 410, "title": REPLACED}, restart=True)
+            return open_streams.error_frame({"status": 410, "title": open_streams.REPLACED}, restart=True)
         problem = problem_of(error)
         if problem.status == 500:
             log.error(
@@ -213,7 +198,7 @@ class EventStream(Response, Reader):
                 log_text(error),
                 extra=about_run(self._row.run_id, tenant=self._row.tenant),
             )
-        return error_frame(
+        return open_streams.error_frame(
             {"status": problem.status, "title": problem.title, "detail": problem.detail},
             restart=isinstance(error, UnknownRun),
         )

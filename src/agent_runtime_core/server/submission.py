@@ -17,8 +17,8 @@ from ..errors import IdempotencyConflict, InvalidArgument, UnknownAgent
 from ..orchestrator import RunCreate
 from ..queue.records import LIVE, RunFilter, RunRow
 from .access import Caller
+from .documents import AgentRun, PromptRun
 from .errors import Problem
-from .models import AgentRun, PromptRun
 from .state import ServerState
 
 

@@ -20,7 +20,7 @@ from .._core.validation import sentence
 from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult
 from ..events.event import Event
 from ..interfaces import LLMClient
-from ..llm._circuit_breaker import Breakers
+from ..llm._retries import Breakers
 from ..planning.agent import built_in_tools
 from ..planning.plan import BasePlanner, checked_planner, registry_of
 from ..planning.rule_planner import RuleBasedPlanner

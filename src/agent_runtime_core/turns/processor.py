@@ -21,9 +21,8 @@ from .._execution.step_scope import CURRENT_STEP
 from ..config import get_config
 from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..llm._circuit_breaker import Breakers
-from ..llm._prices import cost_usd
-from ..llm._recording import provider_of
+from ..llm._prices import cost_usd, provider_of
+from ..llm._retries import Breakers
 from ..loop.model_calls import streamed
 from ..planning.plan import PlanStep
 from ..status import StepStatus

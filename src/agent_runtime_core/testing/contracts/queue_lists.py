@@ -8,18 +8,9 @@ from uuid import UUID
 
 from ..._engines.base import Op
 from ...errors import IdempotencyConflict, InvalidArgument, NotSupported, UnknownRun
+from ...queue import records
 from ...queue.base import RunQueue
-from ...queue.records import (
-    IN_DOUBT,
-    QUESTION,
-    OpenQuestion,
-    RunCounts,
-    RunFilter,
-    RunRow,
-    answer_id,
-    light,
-    open_questions,
-)
+from ...queue.records import RunCounts, RunFilter, RunRow
 from ..clock import VirtualClock
 from .checks import Cases, accepted, refused, same
 from .queue_fixtures import LEASE, Case, Make, claim_new, drain, names, one, opened, settle
@@ -52,7 +43,7 @@ async def delete(queue: RunQueue, row: RunRow) -> None:
 
 
 async def ask(queue: RunQueue, row: RunRow, request: str, name: str) -> None:
-    await queue.post(row.run_id, QUESTION, name, "{}", request)
+    await queue.post(row.run_id, records.QUESTION, name, "{}", request)
 
 
 @CASES
@@ -238,20 +229,20 @@ async def open_questions_are_found_until_they_are_answered(make: Make) -> None:
             clock.advance(1)
             rows[agent] = await claim_new(queue, agent)
         await ask(queue, rows["a"], "01A", "plan")
-        asked = [OpenQuestion("01A", clock.wall(), "plan")]
+        asked = [records.OpenQuestion("01A", clock.wall(), "plan")]
         clock.advance(0.25)
         await ask(queue, rows["a"], "01B", "price \u2028 of\nit")
-        asked.append(OpenQuestion("01B", clock.wall(), "price \u2028 of it"))
-        await ask(queue, rows["b"], "01C", f"{IN_DOUBT}pay")
+        asked.append(records.OpenQuestion("01B", clock.wall(), "price \u2028 of it"))
+        await ask(queue, rows["b"], "01C", f"{records.IN_DOUBT}pay")
         await ask(queue, rows["a"], "01A", "plan")  # a message with a known id is dropped
-        same(open_questions(await queue.require(rows["a"].run_id)), asked, "the questions")
+        same(records.open_questions(await queue.require(rows["a"].run_id)), asked, "the questions")
         same(await listed(queue, asking=True), "ba", "the runs with an open question")
         same(await listed(queue, in_doubt=True), "b", "the runs with a step in doubt")
-        await queue.post(rows["a"].run_id, "signal", "plan", "1", answer_id("01"))
+        await queue.post(rows["a"].run_id, "signal", "plan", "1", records.answer_id("01"))
         await queue.post(rows["a"].run_id, "signal", "plan", "1", "01A")
-        await queue.post(rows["a"].run_id, "signal", "plan", "1", answer_id("01A", "x:y"))
-        same(open_questions(await queue.require(rows["a"].run_id)), asked[1:], "the questions left")
-        await queue.post(rows["b"].run_id, "closed", "", "null", answer_id("01C"))
+        await queue.post(rows["a"].run_id, "signal", "plan", "1", records.answer_id("01A", "x:y"))
+        same(records.open_questions(await queue.require(rows["a"].run_id)), asked[1:], "the questions left")
+        await queue.post(rows["b"].run_id, "closed", "", "null", records.answer_id("01C"))
         same(await listed(queue, in_doubt=True), "", "the runs with a step in doubt, after the answer")
         same(await listed(queue, asking=True), "a", "the runs with an open question, after two answers")
         await settle(queue, rows["a"], "failed")
@@ -267,8 +258,12 @@ async def a_light_row_has_no_large_values(make: Make) -> None:
         [whole] = await queue.find(RunFilter())
         same((whole.input, whole.output, whole.metadata), ('{"text":"in"}', '{"text": "out"}', '{"m":1}'), "a row")
         for wanted in (RunFilter(light=True), RunFilter(light=True, newest_first=True, prefix="r")):
-            same(await queue.find(wanted), [light(whole)], "the light rows")
-            same(await queue.find(wanted._replace(without_input=True)), [light(whole)], "the light rows without input")
+            same(await queue.find(wanted), [records.light(whole)], "the light rows")
+            same(
+                await queue.find(wanted._replace(without_input=True)),
+                [records.light(whole)],
+                "the light rows without input",
+            )
 
 
 @CASES
