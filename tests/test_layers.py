@@ -62,7 +62,7 @@ ROWS: dict[str, list[str]] = {
     "_engines.sqlite": [
         "live_directory transaction",
         "liveness readers user_transaction",
-        "database group_commit notifier",
+        "database group_commit",
         "writer",
         "engine",
         "read_only",
