@@ -81,7 +81,7 @@ ROWS: dict[str, list[str]] = {
     "persistence": [
         "fencing models vectors",
         "chat_format documents message_tree model_codec",
-        "base jsonl stored_history",
+        "base stored_history",
         "document_stores open_documents",
         "backends",
         "carry_over manager",
