@@ -82,7 +82,7 @@ ROWS: dict[str, list[str]] = {
         "fencing models vectors",
         "chat_format documents message_tree model_codec",
         "base stored_history",
-        "document_stores open_documents",
+        "document_stores",
         "backends",
         "carry_over manager",
     ],
