@@ -80,7 +80,7 @@ ROWS: dict[str, list[str]] = {
     "_journal": ["record", "memory redis sqlite"],
     "persistence": [
         "fencing models vectors",
-        "chat_format documents message_tree model_codec",
+        "documents message_tree model_codec",
         "base stored_history",
         "document_stores",
         "backends",
