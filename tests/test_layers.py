@@ -87,7 +87,7 @@ ROWS: dict[str, list[str]] = {
         "carry_over manager",
     ],
     "persistence.documents": [
-        "file_directory full_text sqlite_fts",
+        "file_directory sqlite_fts",
         "base",
         "file_format operations redis sqlite_tables",
         "file_index memory",

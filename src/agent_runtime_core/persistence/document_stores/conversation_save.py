@@ -14,8 +14,7 @@ from ..._core.redaction import Redaction
 from ..._core.validation import Shown, must
 from ..._engines.base import Op
 from ...errors import RedactionFailed
-from ..documents.base import Collection, Document, Entry
-from ..documents.full_text import text_in
+from ..documents.base import Collection, Document, Entry, text_in
 from ..model_codec import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .base import changed_fields, check_link, escaped, id_text, ranks_for

@@ -19,8 +19,7 @@ from ..._core.per_loop import sliced
 from ..._core.validation import must
 from ..._engines.base import Op
 from ..base.conversations import ConversationStore, no_conversation
-from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts
-from ..documents.full_text import text_in
+from ..documents.base import Collection, Document, DocumentMissing, Entry, retry_conflicts, text_in
 from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from ..stored_history import StoredHistory

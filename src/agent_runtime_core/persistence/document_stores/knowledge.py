@@ -10,8 +10,7 @@ from ..._core.codec.json import MAX_WHOLE, decode, encode
 from ..._core.validation import must
 from ..._engines.base import Op
 from ..base.knowledge import KnowledgeStore, MemoryStore, PreferencesStore
-from ..documents.base import PAGE, Collection, Document, Entry, retry_conflicts
-from ..documents.full_text import text_in
+from ..documents.base import PAGE, Collection, Document, Entry, retry_conflicts, text_in
 from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats

@@ -10,8 +10,7 @@ from ..._engines.backend import OperationSets, Reads, SQLiteBackend
 from ..._engines.base import Op, OperationSet, always
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts
-from .base import Document, DocumentStore, Entry, Query, next_rank
-from .full_text import words_of
+from .base import Document, DocumentStore, Entry, Query, next_rank, words_of
 from .operations import APPLIED, OPS, on
 from .sqlite_tables import (
     COLUMNS,
