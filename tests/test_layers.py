@@ -80,8 +80,8 @@ ROWS: dict[str, list[str]] = {
     "_journal": ["record", "memory redis sqlite"],
     "persistence": [
         "fencing models vectors",
-        "documents message_tree model_codec",
-        "base stored_history",
+        "documents message_tree",
+        "base model_codec stored_history",
         "document_stores",
         "backends",
         "carry_over manager",
