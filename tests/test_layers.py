@@ -98,7 +98,7 @@ ROWS: dict[str, list[str]] = {
     "persistence.document_stores": [
         "base",
         "audit conversation_save embeddings task_collection",
-        "knowledge task_claims",
+        "knowledge",
         "conversations",
         "tasks",
     ],
