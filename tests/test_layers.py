@@ -95,7 +95,7 @@ ROWS: dict[str, list[str]] = {
         "file_database",
         "files",
     ],
-    "persistence.document_stores": ["base", "audit embeddings task_collection", "knowledge", "conversations", "tasks"],
+    "persistence.document_stores": ["base", "audit task_collection", "knowledge", "conversations", "tasks"],
     "llm": [
         "_api_keys _circuit_breaker _client_per_loop _finish_reasons _openai_usage _prices _provider _schemas "
         "_stream_body",

@@ -20,7 +20,7 @@ from agent_runtime_core.llm import Retries, Timeouts
 from agent_runtime_core.loop import tool_calls, turn_loop
 from agent_runtime_core.orchestrator import RunCreate
 from agent_runtime_core.persistence.document_stores import base as stores
-from agent_runtime_core.persistence.document_stores import embeddings
+from agent_runtime_core.persistence.document_stores import knowledge
 from agent_runtime_core.persistence.documents import base, files
 from agent_runtime_core.planning import plan, rule_planner
 from agent_runtime_core.runner import crash_suspects, heartbeat, settings, worker
@@ -71,7 +71,7 @@ CODE: Final[dict[str, float]] = {
     "Steps of a plan": plan.MOST_STEPS,
     "Steps of a prompt's plan that are executed": RunCreate("").max_steps,
     "Prompt of `RuleBasedPlanner`": rule_planner._MAX_CHARACTERS,
-    "Embeddings in one scope": embeddings.MAX_VECTORS,
+    "Embeddings in one scope": knowledge.MAX_VECTORS,
     "Commits in flight of one event loop": commit_request.MAX_IN_FLIGHT,
     "Runs in one claim of a worker": worker.MAX_CLAIM,
     "Runs that `runner.runs` returns": inspect.signature(AgentRunner.runs).parameters["limit"].default,
