@@ -117,6 +117,9 @@ def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record
     return [_read(entry) for entry in found[:limit]]
 
 
+#: What a state store reads of the journal.
+READS = {"records": records, "ending": ending, "endings": endings}
+
 CONCERN = OperationSet(
     "journal",
     {"journal.append": append, "journal.delete": delete, "journal.rewrite": rewrite},

@@ -94,14 +94,7 @@ class InMemoryStateStore(MemoryBackend, StateStore):
     """A state store in the memory of this process. Its runs are lost when the process ends."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {
-        "state": _state,
-        "records": journal.records,
-        "ending": journal.ending,
-        "endings": journal.endings,
-        "effects": effects,
-        "effect_keys": effect_keys,
-    }
+    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": effects, "effect_keys": effect_keys}
 
     def clear(self) -> None:
         """Delete the state of all runs."""

@@ -112,12 +112,5 @@ class SQLiteStateStore(SQLiteBackend, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {
-        "state": _state,
-        "records": journal.records,
-        "ending": journal.ending,
-        "endings": journal.endings,
-        "effects": effects,
-        "effect_keys": effect_keys,
-    }
+    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": effects, "effect_keys": effect_keys}
     transacts = True
