@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
@@ -118,7 +119,7 @@ def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record
 
 
 #: What a state store reads of the journal.
-READS = {"records": records, "ending": ending, "endings": endings}
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
 
 CONCERN = OperationSet(
     "journal",

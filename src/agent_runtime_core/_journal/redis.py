@@ -64,7 +64,7 @@ async def endings(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, Reco
 
 
 #: What a state store reads of the journal.
-READS = {"records": records, "ending": ending, "endings": endings}
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
 
 
 def _no_function(*args: Any) -> Any:

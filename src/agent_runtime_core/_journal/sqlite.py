@@ -407,7 +407,7 @@ def boundaries(
 
 
 #: What a state store reads of the journal.
-READS = {"records": records, "ending": ending, "endings": endings}
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
 
 CONCERN = OperationSet(
     "journal",
