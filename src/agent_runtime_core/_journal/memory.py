@@ -33,10 +33,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     A record at the same position by the same claim is the same record and is not appended again. Neither is a second
     end of a generation without a claim.
     """
-    journal = tx.tables["journal"].get(run_id)
-    if journal is None:
-        journal = {}
-        tx.put(tx.tables["journal"], run_id, journal)
+    journal = tx.dict_in(tx.tables["journal"], run_id)
     seq = record[0]
     if seq < 0:
         if is_duplicate_end(record, last := ending(tx, run_id)):

@@ -26,11 +26,7 @@ def status(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
 
 def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     drop(tx, row, others)
-    table = tx.tables["effects"]
-    for key in (row.origin, row.key):
-        if key not in table:
-            tx.put(table, key, {})
-        table = table[key]
+    table = tx.dict_in(tx.dict_in(tx.tables["effects"], row.origin), row.key)
     tx.put(table, row.digest, [*table.get(row.digest, ()), row])
 
 
