@@ -444,10 +444,6 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
     return config
 
 
-def _keeps_data(url: str) -> bool:
-    return place_of(url)[0] != INSTALLED or has_documents(url)
-
-
 def get_persistence_manager() -> PersistenceManager:
     """Return the manager of this process.
 
@@ -458,7 +454,7 @@ def get_persistence_manager() -> PersistenceManager:
         if _default.manager is None:
             config = _default.config
             url = get_config().backend_url
-            if config is None and url is not None and _keeps_data(url):
+            if config is None and url is not None and (place_of(url)[0] != INSTALLED or has_documents(url)):
                 config = PersistenceConfig.at(url)
             _default.manager = PersistenceManager(config)
         return _default.manager
