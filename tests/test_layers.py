@@ -62,7 +62,7 @@ ROWS: dict[str, list[str]] = {
     "_engines.sqlite": [
         "live_directory transaction",
         "liveness readers user_transaction",
-        "database group_commit notifier",
+        "database group_commit",
         "writer",
         "engine",
         "read_only",
@@ -80,14 +80,14 @@ ROWS: dict[str, list[str]] = {
     "_journal": ["record", "memory redis sqlite"],
     "persistence": [
         "fencing models vectors",
-        "chat_format documents message_tree model_codec",
-        "base jsonl stored_history",
-        "document_stores open_documents",
+        "documents message_tree",
+        "base model_codec stored_history",
+        "document_stores",
         "backends",
         "carry_over manager",
     ],
     "persistence.documents": [
-        "file_directory full_text sqlite_fts",
+        "file_directory sqlite_fts",
         "base",
         "file_format operations redis sqlite_tables",
         "file_index memory",
@@ -95,13 +95,7 @@ ROWS: dict[str, list[str]] = {
         "file_database",
         "files",
     ],
-    "persistence.document_stores": [
-        "base",
-        "audit conversation_save embeddings task_collection",
-        "knowledge task_claims",
-        "conversations",
-        "tasks",
-    ],
+    "persistence.document_stores": ["base", "audit task_collection", "knowledge", "conversations", "tasks"],
     "llm": [
         "_client_per_loop _finish_reasons _openai_usage _prices _provider _schemas _stream_body",
         "_openai_format _provider_errors _retries",

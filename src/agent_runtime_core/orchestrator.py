@@ -20,8 +20,8 @@ from ._core.validation import must
 from .config import get_config
 from .errors import RunNotFound, UnknownRun
 from .interfaces import LLMClient
-from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
+from .persistence.model_codec import json_form
 from .planning.agent import PlanningAgent, tried_steps
 from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, ON_LONG_PLAN
 from .planning.plan import MOST_STEPS, BasePlanner

@@ -10,8 +10,12 @@ from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.document_stores.audit import StoredAudit
 from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
-from agent_runtime_core.persistence.document_stores.embeddings import Vectors
-from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge, StoredMemory, StoredPreferences
+from agent_runtime_core.persistence.document_stores.knowledge import (
+    StoredKnowledge,
+    StoredMemory,
+    StoredPreferences,
+    Vectors,
+)
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Collection
 from agent_runtime_core.persistence.models import Scope

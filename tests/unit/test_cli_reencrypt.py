@@ -15,7 +15,7 @@ from agent_runtime_core._engines.payloads import encode_contents
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.persistence.documents.base import Collection, Entry
-from agent_runtime_core.persistence.open_documents import open_document_store
+from agent_runtime_core.persistence.manager import open_document_store
 from tests.support.command_line import Commands, on
 from tests.support.reencryption import BOTH, CANARY, KEYS, NEW, OLD
 

@@ -12,7 +12,7 @@ import pytest
 from agent_runtime_core.errors import TooManyVectors
 from agent_runtime_core.persistence.backends.memory import InMemoryKnowledgeStore
 from agent_runtime_core.persistence.backends.sqlite import SQLitePlace
-from agent_runtime_core.persistence.document_stores import embeddings
+from agent_runtime_core.persistence.document_stores import knowledge
 from agent_runtime_core.persistence.document_stores.audit import summary
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Embedding, Scope
@@ -58,7 +58,7 @@ async def test_many_changes_are_read_without_reading_all(tmp_path: Path) -> None
 
 
 async def test_room_is_not_measured_at_each_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embeddings, "_MARGIN", 10)
+    monkeypatch.setattr(knowledge, "_MARGIN", 10)
     store = InMemoryKnowledgeStore(max_vectors=35)
     looks = 0
     documents = store.documents(Scope.PROJECT)

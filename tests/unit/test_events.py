@@ -677,7 +677,7 @@ async def test_closing_twice_lets_go_of_the_file_once(tmp_path: Path) -> None:
 
 
 async def test_a_commit_rings_instead_of_being_polled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.notifier._POLL", 300.0)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.liveness._POLL", 300.0)
     bus = SQLiteEventBus(tmp_path / "events.db")
     await bus.publish(RUN, "tick", {})
     stream = bus.subscribe(RUN, 0)

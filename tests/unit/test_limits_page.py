@@ -20,8 +20,8 @@ from agent_runtime_core.llm import Retries, Timeouts
 from agent_runtime_core.loop import tool_calls, turn_loop
 from agent_runtime_core.orchestrator import RunCreate
 from agent_runtime_core.persistence.document_stores import base as stores
-from agent_runtime_core.persistence.document_stores import embeddings
-from agent_runtime_core.persistence.documents import files, full_text
+from agent_runtime_core.persistence.document_stores import knowledge
+from agent_runtime_core.persistence.documents import base, files
 from agent_runtime_core.planning import plan, rule_planner
 from agent_runtime_core.runner import crash_suspects, heartbeat, settings, worker
 from agent_runtime_core.tools import invocation, names
@@ -48,7 +48,7 @@ CODE: Final[dict[str, float]] = {
     "Message or traceback of an error that is saved": errors.LONGEST,
     "Depth of nested values": validation.MAX_DEPTH,
     "Integer in a value": tagged.MAX_DIGITS,
-    "Text that full-text search finds": full_text.LONGEST,
+    "Text that full-text search finds": base.LONGEST,
     "Configuration file or pack": pack_reader.MAX_BYTES,
     "Input or output sent to Langfuse": langfuse.LONGEST,
     "Lag of a reader with `backpressure=True`": RuntimeConfig.max_unsent_bytes,
@@ -71,7 +71,7 @@ CODE: Final[dict[str, float]] = {
     "Steps of a plan": plan.MOST_STEPS,
     "Steps of a prompt's plan that are executed": RunCreate("").max_steps,
     "Prompt of `RuleBasedPlanner`": rule_planner._MAX_CHARACTERS,
-    "Embeddings in one scope": embeddings.MAX_VECTORS,
+    "Embeddings in one scope": knowledge.MAX_VECTORS,
     "Commits in flight of one event loop": commit_request.MAX_IN_FLIGHT,
     "Runs in one claim of a worker": worker.MAX_CLAIM,
     "Runs that `runner.runs` returns": inspect.signature(AgentRunner.runs).parameters["limit"].default,

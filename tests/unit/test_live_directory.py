@@ -22,7 +22,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus, open_run
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.sqlite import liveness, notifier
+from agent_runtime_core._engines.sqlite import liveness
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.live_directory import open_lock
 from agent_runtime_core._engines.sqlite.liveness import RESCAN, ProcessLiveness
@@ -167,7 +167,7 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
     real = getattr(os, call)
     monkeypatch.setattr(os, call, refused)
-    monkeypatch.setattr(notifier, "_RETRY", 0.0)
+    monkeypatch.setattr(liveness, "_RETRY_FIFO", 0.0)
     script = Script(lambda ctx: ctx.step("s", lambda: 1))
     with caplog.at_level(logging.INFO, "agent_runtime_core"):
         async with AgentRunner.open(tmp_path / "a.db") as runner:
@@ -186,7 +186,7 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
 
 async def test_a_fifo_that_could_not_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "_RETRY", 0.0)
+    monkeypatch.setattr(liveness, "_RETRY_FIFO", 0.0)
     engine = opened(tmp_path / "a.db")
     with pytest.MonkeyPatch.context() as patch:
         Failing(patch, os, "mkfifo", errno.ENOSPC, 1)

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_runtime_core._engines.sqlite.liveness import RESCAN, CommitLock, ProcessLiveness
-from agent_runtime_core._engines.sqlite.notifier import FifoNotifier
+from agent_runtime_core._engines.sqlite.liveness import RESCAN, CommitLock, FifoNotifier, ProcessLiveness
 from agent_runtime_core.testing import VirtualClock
 
 fcntl = pytest.importorskip("fcntl")

@@ -17,7 +17,7 @@ from agent_runtime_core.encryption import AESGCMCodec, PayloadCodec
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.persistence.documents.base import Collection, DocumentStore, Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
-from agent_runtime_core.persistence.open_documents import open_document_store
+from agent_runtime_core.persistence.manager import open_document_store
 from agent_runtime_core.runner import reencrypt, reencryption
 from tests.support.reencryption import BOTH, CANARY, DIGEST_KEY, KEYS, NEW, OLD
 

@@ -16,8 +16,7 @@ from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy
 from agent_runtime_core.persistence.backends.memory import InMemoryConversationStore, InMemoryMemoryStore
 from agent_runtime_core.persistence.document_stores.base import IdentityMap, escaped, id_text, original, ranks_for
-from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, VersionConflict
-from agent_runtime_core.persistence.documents.full_text import text_in
+from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, VersionConflict, text_in
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Message, Scope
 from tests.contract.third_party.plain_stores import PlainConversations
 from tests.support.codec_values import QUICK

@@ -13,8 +13,7 @@ from agent_runtime_core.persistence.backends.memory import InMemoryPlace
 from agent_runtime_core.persistence.backends.sqlite import SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores import base
 from agent_runtime_core.persistence.document_stores.base import ChangeLog
-from agent_runtime_core.persistence.document_stores.task_claims import ReadyTasks
-from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
+from agent_runtime_core.persistence.document_stores.tasks import ReadyTasks, StoredTasks
 from agent_runtime_core.persistence.documents.base import Collection, Document, Entry, Query
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.model_codec import text_of

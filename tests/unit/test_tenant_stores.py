@@ -30,7 +30,7 @@ from agent_runtime_core.persistence.backends.memory import InMemoryMemoryStore
 from agent_runtime_core.persistence.document_stores.base import of_space
 from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
-from agent_runtime_core.persistence.open_documents import open_document_store
+from agent_runtime_core.persistence.manager import open_document_store
 from agent_runtime_core.runner import reencryption
 from tests.contract.third_party.plain_stores import PlainConversations, PlainMemory
 from tests.support.reencryption import BOTH, CANARY, OLD

@@ -49,19 +49,25 @@ def _options_of(backend: type) -> set[str]:
     }  # fmt: skip
 
 
-async def engine_commit(self: Any, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-    """Commit on the engine; see `Backend.commit`."""
-    return cast("list[Any]", await self.engine.commit(guard, ops))
+class OnEngine:
+    """The methods of a backend that its engine carries out."""
 
+    operation_sets: ClassVar[OperationSets]
+    reads: ClassVar[Reads] = {}
+    rewrites = True
+    engine: Any
 
-async def engine_read(self: Any, what: str, *args: Any) -> Any:
-    """Read from the engine. The base class of the backend says what there is to read."""
-    return await self.engine.read(self.reads[what], *args)
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Commit on the engine; see `Backend.commit`."""
+        return cast("list[Any]", await self.engine.commit(guard, ops))
 
+    async def read(self, what: str, *args: Any) -> Any:
+        """Read from the engine. The base class of the backend says what there is to read."""
+        return await self.engine.read(self.reads[what], *args)
 
-def engine_listen(self: Any, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-    """Listen on the engine; see `Engine.listen`."""
-    return cast("Callable[[], None]", self.engine.listen(topic, wake))
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Listen on the engine; see `Engine.listen`."""
+        return cast("Callable[[], None]", self.engine.listen(topic, wake))
 
 
 def hold(backend: Any, engine: Engine) -> None:
@@ -82,16 +88,10 @@ def hold_shared(backend: Any, engine: Any, open_engine: Callable[[], SharedEngin
     hold(backend, engine.share() if engine is not None else open_engine())
 
 
-class MemoryBackend(Backend):
+class MemoryBackend(OnEngine, Backend):
     """A backend in the memory of this process."""
 
-    operation_sets: ClassVar[OperationSets]
-    reads: ClassVar[Reads] = {}
-    rewrites = True
     engine: MemoryEngine
-    commit = engine_commit
-    read = engine_read
-    listen = engine_listen
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
         with known_options(type(self), options):
@@ -101,16 +101,10 @@ class MemoryBackend(Backend):
         hold(self, engine or MemoryEngine(clock))
 
 
-class SQLiteBackend(Backend):
+class SQLiteBackend(OnEngine, Backend):
     """A backend in one SQLite file, which all processes on this machine share."""
 
-    operation_sets: ClassVar[OperationSets]
-    reads: ClassVar[Reads] = {}
-    rewrites = True
     engine: SQLiteEngine
-    commit = engine_commit
-    read = engine_read
-    listen = engine_listen
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,

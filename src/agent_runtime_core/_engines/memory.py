@@ -35,6 +35,14 @@ class MemoryTx:
         self.undo.append((table, key, _MISSING))
         table[key] = value
 
+    def dict_in(self, table: dict[Any, Any], key: Any) -> dict[Any, Any]:
+        """Return the dict that is the value of a key, a new one if the key is missing."""
+        found: dict[Any, Any] | None = table.get(key)
+        if found is None:
+            found = {}
+            self.add(table, key, found)
+        return found
+
     def drop(self, table: dict[Any, Any], key: Any) -> None:
         if key in table:
             self.undo.append((table, key, table.pop(key)))

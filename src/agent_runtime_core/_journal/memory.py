@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .._engines.base import OperationSet
 from .._engines.memory import MemoryTx
@@ -32,10 +33,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     A record at the same position by the same claim is the same record and is not appended again. Neither is a second
     end of a generation without a claim.
     """
-    journal = tx.tables["journal"].get(run_id)
-    if journal is None:
-        journal = {}
-        tx.put(tx.tables["journal"], run_id, journal)
+    journal = tx.dict_in(tx.tables["journal"], run_id)
     seq = record[0]
     if seq < 0:
         if is_duplicate_end(record, last := ending(tx, run_id)):
@@ -116,6 +114,9 @@ def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record
     found.reverse()
     return [_read(entry) for entry in found[:limit]]
 
+
+#: What a state store reads of the journal.
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
 
 CONCERN = OperationSet(
     "journal",

@@ -63,6 +63,10 @@ async def endings(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, Reco
     return found
 
 
+#: What a state store reads of the journal.
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
+
+
 def _no_function(*args: Any) -> Any:
     raise NotSupported(
         "ctx.transaction needs the journal on SQLite, got Redis. Use AgentRunner.open('agents.db'), or ctx.step"

@@ -406,6 +406,9 @@ def boundaries(
     return records, records[-1].ev + records[-1].nev if is_cut else None
 
 
+#: What a state store reads of the journal.
+READS: dict[str, Any] = {"records": records, "ending": ending, "endings": endings}
+
 CONCERN = OperationSet(
     "journal",
     {"journal.append": append, "journal.transact": transact, "journal.delete": delete, "journal.rewrite": rewrite},

@@ -17,7 +17,7 @@ from .._execution.step_scope import Identity
 from .._journal.record import ATTEMPT, DONE, ENDED, RESUMED, Record, includes_start
 from ..errors import InvalidArgument
 from ..interfaces import RunResult
-from ..persistence.jsonl import json_form
+from ..persistence.model_codec import json_form
 from ..queue.records import LIVE, RunRow
 from ..runner.conversation_history import merged_history, restore_history
 from ..runner.run_client import RunClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress, islice
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .._engines.backend import MemoryBackend, OperationSets
 from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet
@@ -22,7 +22,8 @@ _stored = tuple.__new__  # takes half the time of calling the class
 
 
 def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
-    stored, ids, add = _of(tx, "events", run_id), _of(tx, "event_ids", run_id), tx.add
+    stored, ids = tx.dict_in(tx.tables["events"], run_id), tx.dict_in(tx.tables["event_ids"], run_id)
+    add = tx.add
     first = next_ = journal.head(tx, run_id)
     sequences = []
     for event_id, event_type, payload, t in rows:
@@ -55,7 +56,7 @@ def delete(tx: MemoryTx, run_id: str) -> None:
 
 
 def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
-    stored, ids = _of(tx, "events", run_id), _of(tx, "event_ids", run_id)
+    stored, ids = tx.dict_in(tx.tables["events"], run_id), tx.dict_in(tx.tables["event_ids"], run_id)
     last = max(stored, default=0)
     gone = [number for number in stored if number < min(sequence, last)]
     for number in gone:
@@ -88,14 +89,6 @@ def rows(tx: MemoryTx, run_id: str, since: int, limit: int) -> EventRows:
     if len(stored) == limit:
         end = stored[-1].sequence + 1
     return merged(stored, records, limit, end)
-
-
-def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
-    of_run: dict[Any, Any] | None = tx.tables[table].get(run_id)
-    if of_run is None:
-        of_run = {}
-        tx.put(tx.tables[table], run_id, of_run)
-    return of_run
 
 
 CONCERN = OperationSet(

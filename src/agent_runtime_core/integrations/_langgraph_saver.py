@@ -26,7 +26,7 @@ from .. import portal
 from .._core.validation import must
 from .._engines.base import Op
 from ..persistence.documents.base import Collection, Document, DocumentStore, Entry
-from ..persistence.open_documents import open_document_store
+from ..persistence.manager import open_document_store
 
 SPACE = "langgraph"  # the ids of all threads and runs; each thread has a space of its own
 LATEST, DELETE = "keep_latest", "delete"

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .manager import PersistenceManager as PersistenceManager
     from .manager import configure_persistence as configure_persistence
     from .manager import get_persistence_manager as get_persistence_manager
+    from .manager import open_document_store as open_document_store
     from .message_tree import Branch as Branch
     from .message_tree import BrokenHistory as BrokenHistory
     from .models import AuditEntry as AuditEntry
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from .models import TaskState as TaskState
     from .models import ToolCall as ToolCall
     from .models import ToolResult as ToolResult
-    from .open_documents import open_document_store as open_document_store
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -91,11 +91,11 @@ else:
             ".base.tasks": "TaskStore",
             ".documents.base": "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict",
             ".documents.operations": "DocumentTransaction document_operations document_replays",
-            ".manager": "PersistenceConfig PersistenceManager configure_persistence get_persistence_manager",
+            ".manager": "PersistenceConfig PersistenceManager configure_persistence get_persistence_manager "
+            "open_document_store",
             ".message_tree": "Branch BrokenHistory",
             ".models": "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord "
             "ErrorSeverity Fact FactType Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall "
             "ToolResult",
-            ".open_documents": "open_document_store",
         },
     )

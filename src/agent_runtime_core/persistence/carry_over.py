@@ -24,7 +24,7 @@ from ..config import get_config
 from ..errors import InvalidArgument, StorageError, UnserialisableResult, brief
 from .backends.files import CARRIED, PREFERENCES, home_directory, old_files, project_directory, root_of
 from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST, stored_key
-from .document_stores.conversation_save import Header, header_entry, message_entry
+from .document_stores.conversations import Header, header_entry, message_entry
 from .document_stores.task_collection import check_list, check_task
 from .documents.base import Collection, Entry
 from .documents.file_directory import LOCK, DurableDirectory, locked, storage_errors

@@ -1,4 +1,4 @@
-"""The six stores of a process as one object. Each store is created on first use."""
+"""The six stores of a process as one object, and document stores by URL. Each store is created on first use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 from uuid import UUID
 
 from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM
 from .._core.ids import conversation_id as conversation_uuid
 from .._core.ids import new_ulid
-from .._core.lazy_import import load
-from .._core.validation import must, type_name, unknown
+from .._core.lazy_import import load, load_scheme
+from .._core.validation import Shown, must, type_name, unknown
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
 from ..config import INSTALLED, SETTINGS, get_config, place_of
@@ -31,7 +32,6 @@ from .base.knowledge import KnowledgeStore, MemoryStore, PreferencesStore
 from .base.tasks import TaskStore
 from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
-from .open_documents import has_documents, open_document_store
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
 _PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
@@ -40,6 +40,13 @@ _STORES_ON_DOCUMENTS = {
     "task": "tasks:StoredTasks", "preferences": "knowledge:StoredPreferences",
     "knowledge": "knowledge:StoredKnowledge", "audit": "audit:StoredAudit",
 }  # fmt: skip
+_DOCUMENT_STORES = {
+    "memory": "memory:MemoryDocuments",
+    "sqlite": "sqlite:SQLiteDocuments",
+    "redis": "redis:RedisDocuments",
+    "files": "files:FileDocuments",
+}
+_FILES = "files:///"
 
 
 @dataclass
@@ -437,10 +444,6 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
     return config
 
 
-def _keeps_data(url: str) -> bool:
-    return place_of(url)[0] != INSTALLED or has_documents(url)
-
-
 def get_persistence_manager() -> PersistenceManager:
     """Return the manager of this process.
 
@@ -451,7 +454,49 @@ def get_persistence_manager() -> PersistenceManager:
         if _default.manager is None:
             config = _default.config
             url = get_config().backend_url
-            if config is None and url is not None and _keeps_data(url):
+            if config is None and url is not None and (place_of(url)[0] != INSTALLED or has_documents(url)):
                 config = PersistenceConfig.at(url)
             _default.manager = PersistenceManager(config)
         return _default.manager
+
+
+def open_document_store(url: str, *, durability: str = "full") -> DocumentStore:
+    """Return the document store at `url`. Close it with `await store.close()`.
+
+    Args:
+        url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`, `files:///path` for a
+            directory of files, or a URL of an installed package that has document stores.
+        durability: "full" or "normal": the `synchronous` setting of SQLite. Other stores ignore it.
+
+    Raises:
+        InvalidArgument: It is no such URL.
+    """
+    options: dict[str, Any]
+    if isinstance(url, str) and url.startswith(_FILES):
+        name, options = "files", {"root": unquote(url.removeprefix(_FILES))}
+    else:
+        name, options = place_of(url)
+    if name == "sqlite":
+        options["durability"] = durability
+    if name == INSTALLED:
+        opened = _installed(url)
+    else:
+        store: Any = load(f".documents.{_DOCUMENT_STORES[name]}", package=__package__)
+        opened = store(**options)
+    get_config().encode_contents(opened)
+    return opened
+
+
+def has_documents(url: str) -> bool:
+    """Return whether the package that adds the scheme of `url` has document stores."""
+    return callable(getattr(load_scheme(url).opener, "open_documents", None))
+
+
+def _installed(url: str) -> DocumentStore:
+    found = load_scheme(url)
+    if not has_documents(url):
+        raise must(found.called, "have a method open_documents(url)", Shown("an object without it"))
+    opened = found.opener.open_documents(url)
+    if not isinstance(opened, DocumentStore):
+        raise must(f"{found.called}: open_documents", "return a DocumentStore", opened)
+    return opened

@@ -179,11 +179,7 @@ class MemoryTransitions(RunTransitions):
         return None if mail is None else mail.seq
 
     def add_message(self, run_id: str, mail: MailboxMessage) -> None:
-        box: dict[str, MailboxMessage] | None = self.tx.tables["mail"].get(run_id)
-        if box is None:
-            box = {}
-            self.tx.put(self.tx.tables["mail"], run_id, box)
-        self.tx.add(box, mail.msg_id, mail)
+        self.tx.add(self.tx.dict_in(self.tx.tables["mail"], run_id), mail.msg_id, mail)
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
         box: dict[str, MailboxMessage] = self.tx.tables["mail"].get(run_id, {})

@@ -85,11 +85,8 @@ async def _next_due(engine: RedisEngine) -> float | None:
     return None if left is None else float(left) + (engine.clock.wall() if engine.by_server else 0.0)
 
 
-def _read_function(what: str) -> Callable[..., Any]:
-    async def ask(engine: RedisEngine, *args: Any) -> Any:
-        return await engine.ask(what, *args)
-
-    return ask
+async def _row(engine: RedisEngine, *args: Any) -> Any:
+    return await engine.ask("queue.row", *args)
 
 
 async def _all(engine: RedisEngine, what: str, run_id: str, after: int = 0) -> list[Any]:
@@ -181,7 +178,7 @@ class RedisQueue(RedisBackend, RunQueue):
         "next_due": _next_due,
         "children": _children,
         "mail": _mail,
-        "row": _read_function("queue.row"),
+        "row": _row,
         "processes": _processes,
     }
 

@@ -24,7 +24,7 @@ from .._journal.record import TOGETHER, Record, decode_record, encode_record
 from ..errors import StorageCorrupt, UnknownEncryptionKey
 from ..events.event import EventRows, StoredEvent, sequence_after
 from ..persistence.documents.base import Collection, Document, DocumentStore
-from ..persistence.open_documents import open_document_store
+from ..persistence.manager import open_document_store
 from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
 from ..state.base import CALLED, CHILD, MEMBER, EffectRow
 from .backends import Backends

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from .._core.codec.json import decode_dict, encode_as
 from .._core.former_names import keep_former_names
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
-from .._engines.base import Backend, Guard, Op
+from .._engines.base import Backend, Guard, NotApplied, Op, OperationSet
 from .._engines.payloads import UNREADABLE, PayloadFields, Payloads, Undecoded, why_unreadable
 from .._engines.payloads import same_digest as same_digest
 from .._journal.record import Record, decode_record, decode_records, encode_record, outcome_of
@@ -158,6 +159,88 @@ class RunEnd(NamedTuple):
 
 class EffectExists(Exception):
     """Another run of the lineage has a row of this effect. Nothing was written."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class StateOperations:
+    """The operations on states and effects, decided once for the backends that keep rows in a transaction.
+
+    A backend passes what reads and writes its rows in an open transaction, and calls `operation_set`.
+    """
+
+    state: Callable[[Any, str], StateRow]
+    effects: Callable[[Any, str, str, Sequence[str]], list[EffectRow]]
+    put: Callable[..., None]
+    drop: Callable[..., None]
+    #: Deletes all rows of a lineage.
+    drop_lineage: Callable[[Any, str], None]
+
+    def operation_set(self, backend_operations: Mapping[str, Callable[..., Any]], **options: Any) -> OperationSet:
+        """Return the operations of a backend, with the options of `OperationSet`.
+
+        `backend_operations` are those on the row of a state, which each backend writes in one statement.
+        """
+        return OperationSet(
+            "state",
+            {
+                "effect.begin": self._begin, "effect.put": self.put, "effect.drop": self.drop,
+                "effect.leave": self._leave, "effect.rewrite": self._rewrite, **backend_operations,
+            },
+            {
+                "state.checkpoint": self._checkpointed, "state.status": self._status_set,
+                "effect.begin": self._has_begun, "effect.put": self._was_put, "effect.drop": self._was_dropped,
+            },
+            **options,
+        )  # fmt: skip
+
+    def _begin(self, tx: Any, row: EffectRow, others: Sequence[str] = ()) -> None:
+        there = self.effects(tx, row.origin, row.key, (row.digest, *others))
+        if rows_of_run(there, row, others):
+            return
+        if rows_of_other_runs(there, row):
+            raise EffectExists
+        self.put(tx, row)
+
+    def _leave(self, tx: Any, origin: str, run_id: str) -> None:
+        leaving = [(origin, run_id)]
+        for lineage, member in leaving:
+            self.drop(tx, EffectRow(lineage, "", "", member, MEMBER))
+            if not self.effects(tx, lineage, "", ("",)):
+                leaving += [(each.run_id, lineage) for each in self.effects(tx, lineage, "", (CHILD,))]
+                self.drop_lineage(tx, lineage)
+
+    def _rewrite(self, tx: Any, old: EffectRow, new: EffectRow) -> bool:
+        if old not in self.effects(tx, old.origin, old.key, (old.digest,)):
+            return False
+        self.drop(tx, old)
+        if not self._rows_of_run(tx, new):
+            self.put(tx, new)
+        return True
+
+    def _rows_of_run(self, tx: Any, row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
+        return rows_of_run(self.effects(tx, row.origin, row.key, (row.digest, *others)), row, others)
+
+    def _checkpointed(self, tx: Any, run_id: str, text: str, mark: str | None, now: float) -> None:
+        row = self.state(tx, run_id)
+        if (row.checkpoint, row.mark, row.t) != (text, mark, now):
+            raise NotApplied
+
+    def _status_set(self, tx: Any, run_id: str, text: str, now: float) -> None:
+        row = self.state(tx, run_id)
+        if (row.status, row.t) != (text, now):
+            raise NotApplied
+
+    def _has_begun(self, tx: Any, row: EffectRow, others: Sequence[str] = ()) -> None:
+        if not self._rows_of_run(tx, row, others):
+            raise NotApplied
+
+    def _was_put(self, tx: Any, row: EffectRow, others: Sequence[str] = ()) -> None:
+        if row not in self.effects(tx, row.origin, row.key, (row.digest,)):
+            raise NotApplied
+
+    def _was_dropped(self, tx: Any, row: EffectRow, others: Sequence[str] = ()) -> None:
+        if self._rows_of_run(tx, row, others):
+            raise NotApplied
 
 
 def damaged(run_id: str, column: str, value: object) -> StorageError:

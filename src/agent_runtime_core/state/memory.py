@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .._engines.backend import MemoryBackend, OperationSets, Reads
-from .._engines.base import NotApplied, Op, OperationSet
+from .._engines.base import Op
 from .._engines.memory import MemoryTx
 from .._journal import memory as journal
-from .base import (
-    CHILD,
-    MEMBER,
-    EffectExists,
-    EffectRow,
-    StateRow,
-    StateStore,
-    rows_of_other_runs,
-    rows_of_run,
-    same_digest,
-)
+from .base import EffectRow, StateOperations, StateRow, StateStore, rows_of_other_runs, same_digest
 
 _CLEAR = "state.clear"
 
@@ -34,34 +24,9 @@ def status(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
     tx.put(tx.tables["state"], run_id, row._replace(status=text, t=now))
 
 
-def checkpointed(tx: MemoryTx, run_id: str, text: str, mark: str | None, now: float) -> None:
-    row = _state(tx, run_id)
-    if (row.checkpoint, row.mark, row.t) != (text, mark, now):
-        raise NotApplied
-
-
-def stated(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
-    row = _state(tx, run_id)
-    if (row.status, row.t) != (text, now):
-        raise NotApplied
-
-
-def begin(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    there = effects(tx, row.origin, row.key, (row.digest, *others))
-    if rows_of_run(there, row, others):
-        return
-    if rows_of_other_runs(there, row):
-        raise EffectExists
-    put(tx, row)
-
-
 def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     drop(tx, row, others)
-    table = tx.tables["effects"]
-    for key in (row.origin, row.key):
-        if key not in table:
-            tx.put(table, key, {})
-        table = table[key]
+    table = tx.dict_in(tx.dict_in(tx.tables["effects"], row.origin), row.key)
     tx.put(table, row.digest, [*table.get(row.digest, ()), row])
 
 
@@ -72,30 +37,6 @@ def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
             tx.put(rows, digest, left)
         else:
             tx.drop(rows, digest)
-
-
-def leave(tx: MemoryTx, origin: str, run_id: str) -> None:
-    leaving = [(origin, run_id)]
-    for lineage, member in leaving:
-        drop(tx, EffectRow(lineage, "", "", member, MEMBER))
-        if not effects(tx, lineage, "", ("",)):
-            leaving += [(each.run_id, lineage) for each in effects(tx, lineage, "", (CHILD,))]
-            tx.drop(tx.tables["effects"], lineage)
-
-
-def has_begun(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
-        raise NotApplied
-
-
-def was_put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if row not in effects(tx, row.origin, row.key, (row.digest,)):
-        raise NotApplied
-
-
-def dropped(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
-        raise NotApplied
 
 
 def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
@@ -115,15 +56,6 @@ def rewrite(tx: MemoryTx, run_id: str, old: str, new: str) -> bool:
     return True
 
 
-def rewrite_effect(tx: MemoryTx, old: EffectRow, new: EffectRow) -> bool:
-    if old not in effects(tx, old.origin, old.key, (old.digest,)):
-        return False
-    drop(tx, old)
-    if not rows_of_run(effects(tx, new.origin, new.key, (new.digest,)), new):
-        put(tx, new)
-    return True
-
-
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["state"], run_id)
     journal.delete(tx, run_id)
@@ -133,7 +65,11 @@ def clear(tx: MemoryTx) -> None:
     for run_id in tx.tables["state"].keys() | tx.tables["journal"].keys():
         delete(tx, run_id)
     for origin in [*tx.tables["effects"]]:
-        tx.drop(tx.tables["effects"], origin)
+        _drop_lineage(tx, origin)
+
+
+def _drop_lineage(tx: MemoryTx, origin: str) -> None:
+    tx.drop(tx.tables["effects"], origin)
 
 
 def _state(tx: MemoryTx, run_id: str) -> StateRow:
@@ -141,16 +77,10 @@ def _state(tx: MemoryTx, run_id: str) -> StateRow:
     return row
 
 
-CONCERN = OperationSet(
-    "state",
+CONCERN = StateOperations(_state, effects, put, drop, _drop_lineage).operation_set(
     {
-        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear,
-        "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
-        "state.rewrite": rewrite, "effect.rewrite": rewrite_effect,
-    },
-    {
-        "state.checkpoint": checkpointed, "state.status": stated,
-        "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
+        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, "state.rewrite": rewrite,
+        _CLEAR: clear,
     },
     tables=("state", "effects"),
 )  # fmt: skip
@@ -160,14 +90,7 @@ class InMemoryStateStore(MemoryBackend, StateStore):
     """A state store in the memory of this process. Its runs are lost when the process ends."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {
-        "state": _state,
-        "records": journal.records,
-        "ending": journal.ending,
-        "endings": journal.endings,
-        "effects": effects,
-        "effect_keys": effect_keys,
-    }
+    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": effects, "effect_keys": effect_keys}
 
     def clear(self) -> None:
         """Delete the state of all runs."""

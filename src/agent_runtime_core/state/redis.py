@@ -77,11 +77,4 @@ class RedisStateStore(RedisBackend, StateStore):
     """A state store on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {
-        "state": _state,
-        "records": journal.records,
-        "ending": journal.ending,
-        "endings": journal.endings,
-        "effects": _effects,
-        "effect_keys": _effect_keys,
-    }
+    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": _effects, "effect_keys": _effect_keys}

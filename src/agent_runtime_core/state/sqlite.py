@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .._engines.backend import OperationSets, Reads, SQLiteBackend
-from .._engines.base import NotApplied, OperationSet, always
+from .._engines.base import always
 from .._engines.payloads import unknown_digests
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
-from .base import CHILD, MEMBER, EffectExists, EffectRow, StateRow, StateStore, damaged, rows_of_other_runs, rows_of_run
+from .base import EffectRow, StateOperations, StateRow, StateStore, damaged
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
@@ -28,7 +28,7 @@ MIGRATIONS = (
 )
 
 _EFFECT = "origin, key, digest, run_id, status, result, t, n"  # the fields of an EffectRow
-_INTO_EFFECTS = f"INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?)"
+_PUT = f"INSERT OR REPLACE INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?)"
 _OF_KEY = "FROM arc_effects WHERE origin = ? AND key = ?"
 _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
@@ -52,30 +52,9 @@ def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
     )
 
 
-def checkpointed(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
-    row = _state(tx, run_id)
-    if (row.checkpoint, row.mark, row.t) != (text, mark, now):
-        raise NotApplied
-
-
-def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
-    row = _state(tx, run_id)
-    if (row.status, row.t) != (text, now):
-        raise NotApplied
-
-
-def begin(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    there = effects(tx, row.origin, row.key, (row.digest, *others))
-    if rows_of_run(there, row, others):
-        return
-    if rows_of_other_runs(there, row):
-        raise EffectExists
-    put(tx, row)
-
-
 def put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
     _delete(tx, row, others)
-    tx.execute(f"INSERT OR REPLACE {_INTO_EFFECTS}", row)
+    tx.execute(_PUT, row)
 
 
 def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
@@ -87,28 +66,8 @@ def _delete(tx: SQLiteTx, row: EffectRow, digests: Sequence[str]) -> None:
         tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.arrival))
 
 
-def leave(tx: SQLiteTx, origin: str, run_id: str) -> None:
-    leaving = [(origin, run_id)]
-    for lineage, member in leaving:
-        drop(tx, EffectRow(lineage, "", "", member, MEMBER))
-        if not effects(tx, lineage, "", ("",)):
-            leaving += [(each.run_id, lineage) for each in effects(tx, lineage, "", (CHILD,))]
-            tx.execute("DELETE FROM arc_effects WHERE origin = ?", (lineage,))
-
-
-def has_begun(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if not rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
-        raise NotApplied
-
-
-def was_put(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if row not in effects(tx, row.origin, row.key, (row.digest,)):
-        raise NotApplied
-
-
-def dropped(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    if rows_of_run(effects(tx, row.origin, row.key, (row.digest, *others)), row, others):
-        raise NotApplied
+def _drop_lineage(tx: SQLiteTx, origin: str) -> None:
+    tx.execute("DELETE FROM arc_effects WHERE origin = ?", (origin,))
 
 
 def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
@@ -127,14 +86,6 @@ def rewrite(tx: SQLiteTx, run_id: str, old: str, new: str) -> bool:
     return tx.execute(update, (new, run_id, old)).rowcount == 1
 
 
-def rewrite_effect(tx: SQLiteTx, old: EffectRow, new: EffectRow) -> bool:
-    if old not in effects(tx, old.origin, old.key, (old.digest,)):
-        return False
-    drop(tx, old)
-    tx.execute(f"INSERT OR IGNORE {_INTO_EFFECTS}", new)
-    return True
-
-
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_state WHERE run_id = ?", (run_id,))
     journal.delete(tx, run_id)
@@ -150,32 +101,16 @@ def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
     return StateRow(*row)
 
 
-CONCERN = OperationSet(
-    "state",
-    {
-        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
-        "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
-        "state.rewrite": rewrite, "effect.rewrite": rewrite_effect,
-    },
-    {
-        "state.checkpoint": checkpointed, "state.status": stated,
-        "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
-    },
+CONCERN = StateOperations(_state, effects, put, drop, _drop_lineage).operation_set(
+    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, "state.rewrite": rewrite},
     migrations=MIGRATIONS,
-    slow={"state.delete": always, "effect.leave": always, "state.rewrite": always, "effect.rewrite": always},
-)  # fmt: skip
+    slow=dict.fromkeys(("state.delete", "effect.leave", "state.rewrite", "effect.rewrite"), always),
+)
 
 
 class SQLiteStateStore(SQLiteBackend, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {
-        "state": _state,
-        "records": journal.records,
-        "ending": journal.ending,
-        "endings": journal.endings,
-        "effects": effects,
-        "effect_keys": effect_keys,
-    }
+    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": effects, "effect_keys": effect_keys}
     transacts = True

@@ -20,7 +20,7 @@ from ..._core.log import log
 from ..._core.per_loop import PerLoop
 from ..._core.validation import Shown, must
 from ...errors import LeaseLost, StorageBusy, StorageError
-from ..backend import OperationSets, Reads, engine_commit, engine_listen, engine_read, hold_shared, known_options
+from ..backend import OnEngine, hold_shared, known_options
 from ..base import Backend, Guard, Op, OperationSet
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
 from ..shared_engine import Process, SharedEngine
@@ -260,16 +260,10 @@ class RedisEngine(SharedEngine):
         self._pipeline.close()
 
 
-class RedisBackend(Backend):
+class RedisBackend(OnEngine, Backend):
     """A backend on one Redis or Valkey server, which all processes that reach it share."""
 
-    operation_sets: ClassVar[OperationSets]
-    reads: ClassVar[Reads] = {}
-    rewrites = True
     engine: RedisEngine
-    commit = engine_commit
-    read = engine_read
-    listen = engine_listen
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,

@@ -30,8 +30,7 @@ from ..shared_engine import SharedEngine
 from .database import DatabaseFile, FileId, check_one_name, check_unused, checked, file_id, look
 from .group_commit import COMMIT_TIMEOUT, GroupCommitter
 from .live_directory import make_directory
-from .liveness import CommitLock, ProcessLiveness
-from .notifier import FifoNotifier
+from .liveness import CommitLock, FifoNotifier, ProcessLiveness
 from .readers import Readers, answer, view
 from .transaction import DRIVER_ERRORS, RowCache, translate
 from .writer import WriteAheadLog, Writer

@@ -36,7 +36,7 @@ from ..shared_engine import SharedEngine, reject_commit
 from .database import check_version, checked
 from .engine import FENCES, SQLiteEngine
 from .group_commit import COMMIT_TIMEOUT
-from .notifier import PollingNotifier
+from .liveness import PollingNotifier
 from .readers import Readers, view
 from .transaction import DRIVER_ERRORS, translate
 

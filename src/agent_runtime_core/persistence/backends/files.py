@@ -15,8 +15,7 @@ from ...errors import StorageOutdated, StorageTooNew
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
-from ..document_stores.embeddings import MAX_VECTORS
-from ..document_stores.knowledge import StoredKnowledge, StoredMemory, StoredPreferences
+from ..document_stores.knowledge import MAX_VECTORS, StoredKnowledge, StoredMemory, StoredPreferences
 from ..document_stores.tasks import StoredTasks
 from ..documents.file_directory import storage_errors
 from ..documents.files import FileDocuments

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome, HomeOptions
 from ..document_stores.conversations import StoredConversations
-from ..document_stores.embeddings import MAX_VECTORS
-from ..document_stores.knowledge import StoredKnowledge, StoredMemory, StoredPreferences
+from ..document_stores.knowledge import MAX_VECTORS, StoredKnowledge, StoredMemory, StoredPreferences
 from ..document_stores.tasks import StoredTasks
 from ..documents.redis import RedisDocuments
 

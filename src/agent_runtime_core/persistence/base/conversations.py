@@ -12,7 +12,7 @@ from uuid import UUID
 
 from ..._core.validation import must
 from ...errors import InvalidArgument
-from ..documents.full_text import best, folded, text_in, words_of
+from ..documents.base import best, folded, text_in, words_of
 from ..message_tree import Branch, BranchChoice, Tree, copies, no_branch, replacement
 from ..message_tree import branches as branches_of
 from ..message_tree import history as history_of

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from ...errors import NotSupported
-from ..documents.full_text import best, folded, text_in, words_of
+from ..documents.base import best, folded, text_in, words_of
 from ..models import Embedding, Fact, FactType, Scope, Summary, moment
 
 _SEARCHED = 10_000  # facts that a search without a full-text index reads, at most

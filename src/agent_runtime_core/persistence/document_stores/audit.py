@@ -14,8 +14,7 @@ from ..._core.validation import Shown, is_number, must
 from ...errors import brief
 from ..base.audit import AuditStore
 from ..documents.base import PAGE, Collection, Document, Entry
-from ..jsonl import line, merge_by_rank
-from ..model_codec import model_of, text_of
+from ..model_codec import line, merge_by_rank, model_of, text_of
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
 from .base import DocumentBackedStore, check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
 

@@ -68,10 +68,7 @@ class MemoryTransaction(DocumentTransaction):
             tx.put(ranks, (*kind_key, document.group), document.rank)
 
     def _put(self, table: str, kind_key: Kind, key: str, value: Any) -> None:
-        tables = self._tx.tables[table]
-        if kind_key not in tables:
-            self._tx.put(tables, kind_key, {})
-        self._tx.put(tables[kind_key], key, value)
+        self._tx.put(self._tx.dict_in(self._tx.tables[table], kind_key), key, value)
 
     def remove(self, space: str, kind: str, key: str) -> None:
         tx = self._tx

@@ -17,24 +17,13 @@ PAGE = 500  # documents in one reply, at most
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _encode_entry(entry: Entry) -> tuple[Any, ...]:
-    return entry.key, _encode_json(entry.text), entry.group, entry.rank, entry.expires, entry.words, entry.mark
-
-
-def _encode_put(space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[Any, ...]:
-    return (space, kind, *_encode_entry(entry), expect, now)
-
-
-def _encode_add(space: str, kind: str, entry: Entry, now: float) -> tuple[Any, ...]:
-    return (space, kind, *_encode_entry(entry), now)
+def _encode_write(space: str, kind: str, entry: Entry, *rest: Any) -> tuple[Any, ...]:
+    text = _encode_json(entry.text)
+    return space, kind, entry.key, text, entry.group, entry.rank, entry.expires, entry.words, entry.mark, *rest
 
 
 def _encode_rewrite(space: str, kind: str, key: str, old: str, new: str, *rest: Any) -> tuple[Any, ...]:
     return (space, kind, key, _encode_json(old), _encode_json(new), *rest)
-
-
-def _decode_put(reply: list[Any]) -> tuple[int, float]:
-    return reply[0], float(reply[1])
 
 
 def _decode_add(reply: list[Any] | None) -> float | None:
@@ -106,8 +95,8 @@ CONCERN = RedisOperationSet(
     {},
     script="\n".join(lua_source(__file__, name) for name in ("redis_docs", "redis")),
     codecs={
-        "documents.put": Codec(_encode_put, _decode_put),
-        "documents.add": Codec(_encode_add, _decode_add),
+        "documents.put": Codec(_encode_write, lambda reply: (reply[0], float(reply[1]))),
+        "documents.add": Codec(_encode_write, _decode_add),
         "documents.rewrite": Codec(_encode_rewrite),
     },
     refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt_document},

@@ -10,28 +10,9 @@ from ..._engines.backend import OperationSets, Reads, SQLiteBackend
 from ..._engines.base import Op, OperationSet, always
 from ..._engines.sqlite.transaction import SQLiteTx
 from . import sqlite_fts
-from .base import Document, DocumentStore, Entry, Query, next_rank
-from .full_text import words_of
+from . import sqlite_tables as tables
+from .base import Document, DocumentStore, Entry, Query, next_rank, words_of
 from .operations import APPLIED, OPS, on
-from .sqlite_tables import (
-    COLUMNS,
-    MATCHES,
-    MIGRATIONS,
-    ONE,
-    Row,
-    delete_kind,
-    find_kind_id,
-    has_expired,
-    insert,
-    kind_id_of,
-    last_rank,
-    read,
-    remove,
-    require_kind_id,
-    stored,
-    sweep,
-    update,
-)
 
 INDEX_TRIES = 4  # attempts to bring the index up to date. A writer without FTS5 may make it stale each time
 LONG = 100_000  # characters of a text that is too slow to write on the event loop
@@ -49,22 +30,22 @@ class SQLiteWrites:
 
     def __init__(self, tx: SQLiteTx) -> None:
         self._tx = tx
-        self._row: Row | None = None  # the document that `get` found, expired or not
+        self._row: tables.Row | None = None  # the document that `get` found, expired or not
 
     def sweep(self, now: float) -> None:
-        sweep(self._tx, now)
+        tables.sweep(self._tx, now)
 
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
-        self._row = stored(self._tx, find_kind_id(self._tx, space, kind), key)
-        return None if self._row is None or has_expired(self._row.document, now) else self._row.document
+        self._row = tables.stored(self._tx, tables.find_kind_id(self._tx, space, kind), key)
+        return None if self._row is None or tables.has_expired(self._row.document, now) else self._row.document
 
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
         row = self._row
         return row is not None and (row.mark, row.document.text) == (entry.mark, entry.text)
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
-        kind_id = find_kind_id(self._tx, space, kind)
-        return next_rank(0.0 if kind_id is None else max(last_rank(self._tx, kind_id, group) or 0.0, 0.0))
+        kind_id = tables.find_kind_id(self._tx, space, kind)
+        return next_rank(0.0 if kind_id is None else max(tables.last_rank(self._tx, kind_id, group) or 0.0, 0.0))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
         tx, row = self._tx, self._row
@@ -73,26 +54,26 @@ class SQLiteWrites:
         mark = entry.mark if entry is not None else row.mark if row is not None else 0
         if row is not None:
             id_, kind_id = row.id, row.kind_id
-            update(tx, row, document, mark)
+            tables.update(tx, row, document, mark)
         else:
-            kind_id = require_kind_id(tx, space, kind)
-            id_ = insert(tx, kind_id, document, mark)
+            kind_id = tables.require_kind_id(tx, space, kind)
+            id_ = tables.insert(tx, kind_id, document, mark)
         if entry is not None and (row is not None or entry.words):
             sqlite_fts.set_words(tx, id_, kind_id, entry.words)
 
 
 def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
-    kind_id = find_kind_id(tx, space, kind)
-    row = None if kind_id is None else tx.execute(ONE, (kind_id, key)).fetchone()
+    kind_id = tables.find_kind_id(tx, space, kind)
+    row = None if kind_id is None else tx.execute(tables.ONE, (kind_id, key)).fetchone()
     # The checksum is not verified, so that a damaged document can be deleted.
     if kind_id is None or row is None or (row[7] is not None and row[7] <= now):
         return False
-    remove(tx, row[0])
+    tables.remove(tx, row[0])
     return True
 
 
 def clear(tx: SQLiteTx, space: str, kind: str, group: str | None, now: float) -> int:
-    kind_id = find_kind_id(tx, space, kind)
+    kind_id = tables.find_kind_id(tx, space, kind)
     if kind_id is None:
         return 0
     if group is None:
@@ -102,14 +83,14 @@ def clear(tx: SQLiteTx, space: str, kind: str, group: str | None, now: float) ->
     else:
         count = tx.execute(_COUNT + " AND grp = ?", (kind_id, now, group)).fetchone()[0]
         for (id_,) in tx.execute(_OF_GROUP, (kind_id, group)).fetchall():
-            remove(tx, id_)
+            tables.remove(tx, id_)
     return int(count)
 
 
 def drop(tx: SQLiteTx, space: str, now: float) -> None:
     for kind_id, kind in tx.execute("SELECT id, kind FROM arc_document_kinds WHERE space = ?", (space,)).fetchall():
         clear(tx, space, kind, None, now)
-        delete_kind(tx, kind_id)
+        tables.delete_kind(tx, kind_id)
 
 
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
@@ -126,7 +107,7 @@ CONCERN = OperationSet(
         sqlite_fts.INDEX: sqlite_fts.index,
     },
     on(SQLiteWrites, APPLIED),
-    MIGRATIONS,
+    tables.MIGRATIONS,
     slow={
         "documents.put": _is_long,
         "documents.add": _is_long,
@@ -145,36 +126,36 @@ _WHERE = (
     " WHERE d.kind = :kind AND d.rank >= :low AND d.rank < :high AND d.key >= :prefix AND d.key < :end"
     " AND (d.expires IS NULL OR d.expires > :now)"
 )
-_GROUPED = COLUMNS + "arc_documents d INDEXED BY arc_documents_group" + _WHERE + " AND d.grp = :group"
-_RANKED = COLUMNS + "arc_documents d INDEXED BY arc_documents_rank" + _WHERE
-_NAMED = COLUMNS + "arc_documents d INDEXED BY arc_documents_key" + _WHERE + " AND (:group IS NULL OR d.grp = :group)"
+_INDEXED = tables.COLUMNS + "arc_documents d INDEXED BY arc_documents_"
+_GROUPED = _INDEXED + "group" + _WHERE + " AND d.grp = :group"
+_RANKED = _INDEXED + "rank" + _WHERE
+_NAMED = (
+    tables.COLUMNS + "arc_documents d INDEXED BY arc_documents_key" + _WHERE + " AND (:group IS NULL OR d.grp = :group)"
+)
 _UP = " ORDER BY d.rank, d.key LIMIT :limit OFFSET :offset"
 _DOWN = " ORDER BY d.rank DESC, d.key DESC LIMIT :limit OFFSET :offset"
 #: The statement, by (index, whether descending).
 FIND = {
-    ("group", False): _GROUPED + _UP,
-    ("group", True): _GROUPED + _DOWN,
-    ("rank", False): _RANKED + _UP,
-    ("rank", True): _RANKED + _DOWN,
-    ("key", False): _NAMED + _UP,
-    ("key", True): _NAMED + _DOWN,
+    (index, descending): rows + order
+    for index, rows in (("group", _GROUPED), ("rank", _RANKED), ("key", _NAMED))
+    for descending, order in ((False, _UP), (True, _DOWN))
 }
 
 
 def get(view: sqlite3.Connection, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
     """Return the existing documents with these keys, in their order."""
-    kind_id = kind_id_of(view, space, kind)
+    kind_id = tables.kind_id_of(view, space, kind)
     if kind_id is None:
         return []
-    rows = (view.execute(ONE, (kind_id, key)).fetchone() for key in keys)
-    found = [read(row).document for row in rows if row is not None]
-    return [document for document in found if not has_expired(document, now)]
+    rows = (view.execute(tables.ONE, (kind_id, key)).fetchone() for key in keys)
+    found = [tables.read(row).document for row in rows if row is not None]
+    return [document for document in found if not tables.has_expired(document, now)]
 
 
 def _documents(found: sqlite3.Cursor) -> list[Document]:
     # All rows are fetched before one is decoded. If decoding raised with rows left, the connection would stay in its
     # read transaction, and later reads would see old data.
-    return [read(row).document for row in found.fetchall()]
+    return [tables.read(row).document for row in found.fetchall()]
 
 
 def find(view: sqlite3.Connection, query: Query) -> list[Document]:
@@ -182,7 +163,7 @@ def find(view: sqlite3.Connection, query: Query) -> list[Document]:
     index = "group" if query.group is not None else "rank"
     if query.prefix and query.low is None and query.high is None:
         index = "key"
-    kind_id = kind_id_of(view, query.space, query.kind)
+    kind_id = tables.kind_id_of(view, query.space, query.kind)
     found = view.execute(
         FIND[index, query.descending],
         {
@@ -218,7 +199,7 @@ def _prefix_end(prefix: str) -> str | bytes:
 
 def words_of_kind(view: sqlite3.Connection, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
     """Return (key, rank, words) of each document that has words."""
-    return sqlite_fts.texts(view, kind_id_of(view, space, kind), now)
+    return sqlite_fts.texts(view, tables.kind_id_of(view, space, kind), now)
 
 
 def kinds(view: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -240,9 +221,11 @@ def search(
     """
     if not sqlite_fts.complete(view):
         return None
-    expression = sqlite_fts.expression(kind_id_of(view, space, kind), words)
+    expression = sqlite_fts.expression(tables.kind_id_of(view, space, kind), words)
     try:
-        return _documents(view.execute(MATCHES, {"words": expression, "now": now, "limit": _sqlite_count(limit)}))
+        return _documents(
+            view.execute(tables.MATCHES, {"words": expression, "now": now, "limit": _sqlite_count(limit)})
+        )
     except sqlite3.DatabaseError as error:
         if sqlite_fts.is_damage(error):
             raise IndexDamaged from error

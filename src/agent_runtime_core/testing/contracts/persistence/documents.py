@@ -18,7 +18,7 @@ from ....persistence.documents.base import Collection, Document, DocumentMissing
 from ....persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..checks import Cases, refused, same
 from .documents_commits import CASES as COMMITS
-from .documents_fixtures import HOSTILE, NEW, OLD, OTHER_RUN, RUN, WRITERS, Case, Make, keys_of, opened, raised
+from .fixtures import HOSTILE, NEW, OLD, OTHER_RUN, RUN, WRITERS, Case, Make, collection, keys_of, raised
 
 __all__ = ["CASES", "Case", "Make", "check", "rejects_a_stale_worker"]
 
@@ -47,7 +47,7 @@ async def install(table: Collection, token: str, run: str = RUN) -> None:
 
 @CASES
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         commits = table.documents.commits
         await table.write(table.put(Entry("a", "A", "g", words="word")))
         before = await table.find()
@@ -73,7 +73,7 @@ async def a_superseded_claim_writes_nothing(make: Make) -> None:
 
 @CASES
 async def a_write_may_be_repeated_after_a_lost_reply(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         guard, commits = Guard(RUN, OLD), table.documents.commits
         await table.write(table.put(Entry("gone", "")), table.put(Entry("moved", "", "m", 1)))
         await install(table, OLD)
@@ -124,14 +124,14 @@ async def rejects_a_stale_worker(table: Collection, home: Committer, where: str)
 
 @CASES
 async def a_stale_worker_writes_nothing(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await rejects_a_stale_worker(table, table.documents.commits, "the same engine")
         await rejects_a_stale_worker(table, MemoryEngine(), "another engine")
 
 
 @CASES
 async def the_first_write_of_a_newer_claim_excludes_the_older_claim(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         home = MemoryEngine()
         old, new = (FencedWrites(lambda token=token: Guard(RUN, token), home) for token in (OLD, NEW))  # type: ignore[misc]
         with claimed(old):
@@ -145,7 +145,7 @@ async def the_first_write_of_a_newer_claim_excludes_the_older_claim(make: Make) 
 
 @CASES
 async def code_that_an_ended_attempt_left_running_writes_nothing(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         for home in (table.documents.commits, MemoryEngine()):
             await install(table, OLD)
             claim = FencedWrites(lambda: Guard(RUN, OLD), home, lambda: True)
@@ -159,7 +159,7 @@ async def code_that_an_ended_attempt_left_running_writes_nothing(make: Make) -> 
 
 @CASES
 async def find_returns_the_documents_of_the_query(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         entries = [Entry(f"{'pq'[n % 2]}{n % 7}{n}", str(n), "gh"[n % 3 == 0], float(n % 5)) for n in range(60)]
         await table.write(*(table.put(entry) for entry in entries))
         there = [Document(each.key, each.text, 1, each.rank or 0.0, each.group) for each in entries]
@@ -200,7 +200,7 @@ async def a_prefix_is_not_a_pattern(make: Make) -> None:
         "a", "a%", "a%b", "a_", "a_b", "axb", "a*", "a*b", "a[", "a[b]", "a?", "a\\", "A%", "é", "éa", "e\u0301a", "Éa",
         "日本", "日本語", "日", "\ud7ff", "\ud7ffa", "\ue000", "\U0010ffff", "\U0010ffff\U0010ffffa", "z",
     ]  # fmt: skip
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(*(table.put(Entry(key, "", "g", 0)) for key in keys))
         for prefix in [*keys, "", "a%%", "日本語です", "\U0010ffff\U0010ffff"]:
             there = sorted(key for key in keys if key.startswith(prefix))
@@ -210,7 +210,7 @@ async def a_prefix_is_not_a_pattern(make: Make) -> None:
 
 @CASES
 async def many_documents_are_returned_completely(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         count = 2_500
         for start in range(0, count, 500):
             entries = (Entry(f"k{n:05}", "t" * (n % 300), "g", float(n // 100)) for n in range(start, start + 500))
@@ -228,7 +228,7 @@ async def many_documents_are_returned_completely(make: Make) -> None:
 
 @CASES
 async def words_match_in_any_case_and_order(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         texts = {
             "trip": "We fly to Zürich on Monday, at 10:30. ZÜRICH is cold!",
             "food": "The menu: crème brûlée, dim sum & 北京烤鸭",
@@ -249,7 +249,7 @@ async def words_match_in_any_case_and_order(make: Make) -> None:
 
 @CASES
 async def every_string_is_a_valid_query(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("a", "", words="near or and not text column words place")))
         for query in (
             '"', "''", '"near', "near(", "NEAR(a b, 5)", "text:near", "words : near", "{place} : 1", "near*", "*",
@@ -262,7 +262,7 @@ async def every_string_is_a_valid_query(make: Make) -> None:
 
 @CASES
 async def the_best_match_is_first(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         for n in range(9):
             await table.write(table.put(Entry(f"k{n}", "", words=f"filler text number {n} about other things")))
         await table.write(
@@ -277,7 +277,7 @@ async def the_best_match_is_first(make: Make) -> None:
 
 @CASES
 async def the_index_follows_the_documents(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         other = Collection(table.documents, "project", "other")
         await table.write(table.put(Entry("a", "", words="red green")), other.put(Entry("o", "", words="red")))
         same(keys_of(await table.search("red")), ["a"], "the first result")
@@ -293,7 +293,7 @@ async def the_index_follows_the_documents(make: Make) -> None:
 
 @CASES
 async def a_stored_document_is_returned(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         same(await table.get("a"), None, "an unknown document")
         same(await table.write(table.put(Entry("a", "A", "g", 2.5))), [(1, 2.5)], "the result of a put")
         same(await table.get("a"), Document("a", "A", 1, 2.5, "g", None), "the document")
@@ -315,7 +315,7 @@ async def texts_are_stored_exactly(make: Make) -> None:
         "json": '{"a": [1, 2.50, null, "\\u00e9"]}',
         "empty": "",
     }
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(*(table.put(Entry(key, text)) for key, text in texts.items()))
         found = {document.key: document.text for document in await table.many(list(texts))}
         for key, text in texts.items():
@@ -324,7 +324,7 @@ async def texts_are_stored_exactly(make: Make) -> None:
 
 @CASES
 async def keys_and_groups_are_distinct(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         same(len(set(HOSTILE)), len(HOSTILE), "the number of keys")
         for n, key in enumerate(HOSTILE):
             same(await table.write(table.put(Entry(key, str(n), key))), [(1, 1.0)], f"the result for {key!r}")
@@ -341,7 +341,7 @@ async def keys_and_groups_are_distinct(make: Make) -> None:
 
 @CASES
 async def documents_are_returned_in_the_order_of_the_keys(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(*(table.put(Entry(key, key)) for key in "abc"))
         same(keys_of(await table.many(["c", "x", "a"])), ["c", "a"], "existing documents of three keys")
         same(await table.many([]), [], "none of no keys")
@@ -349,7 +349,7 @@ async def documents_are_returned_in_the_order_of_the_keys(make: Make) -> None:
 
 @CASES
 async def delete_returns_whether_the_document_existed(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("a", "A")))
         same(
             await table.write(table.delete("a"), table.delete("a"), table.delete("b")), [True, False, False], "results"
@@ -360,7 +360,7 @@ async def delete_returns_whether_the_document_existed(make: Make) -> None:
 
 @CASES
 async def a_put_expects_what_its_writer_has_seen(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         same(await table.write(table.put(Entry("a", "1"), 0)), [(1, 1.0)], "a new document")
         same(await table.write(table.put(Entry("a", "2"), 1)), [(2, 1.0)], "the next version")
         for expect in (0, 1, 3, 7):
@@ -373,7 +373,7 @@ async def a_put_expects_what_its_writer_has_seen(make: Make) -> None:
 
 @CASES
 async def an_equal_text_is_not_the_same_version(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("a", "A")))
         seen = await table.get("a")
         for text in "BA":
@@ -385,7 +385,7 @@ async def an_equal_text_is_not_the_same_version(make: Make) -> None:
 
 @CASES
 async def a_repeated_put_succeeds_once_more(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         for text, expect in (("1", 0), ("2", 1)):
             op = table.put(Entry("a", text, rank=5), expect)
             first = await table.write(op)
@@ -397,7 +397,7 @@ async def a_repeated_put_succeeds_once_more(make: Make) -> None:
 
 @CASES
 async def one_of_many_concurrent_writers_succeeds(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         for expect in (0, 1, 2):
             puts = [table.put(Entry("a", f"{expect}-{n}"), expect) for n in range(WRITERS)]
             errors = await asyncio.gather(*(raised(table.write(op)) for op in puts))
@@ -413,7 +413,7 @@ async def concurrent_changes_are_all_applied(make: Make) -> None:
     def more(there: Document | None) -> Entry:
         return Entry("n", str(int(there.text if there else "0") + 1))
 
-    async with opened(make) as table:
+    async with collection(make) as table:
         await asyncio.gather(*(table.change("n", more) for _ in range(WRITERS)))
         there = await table.get("n")
         same(there and (there.text, there.version), (str(WRITERS), WRITERS), "a counter")
@@ -422,7 +422,7 @@ async def concurrent_changes_are_all_applied(make: Make) -> None:
 
 @CASES
 async def add_does_not_replace_a_document(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         same(await table.write(table.add(Entry("a", "A", "g"))), [1.0], "the rank of an added document")
         same(await table.write(table.add(Entry("a", "B", "h"))), [None], "the result for a taken key")
         same(await table.find(), [Document("a", "A", 1, 1.0, "g")], "the stored documents")
@@ -430,7 +430,7 @@ async def add_does_not_replace_a_document(make: Make) -> None:
 
 @CASES
 async def ranks_of_concurrent_writers_have_no_gap(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         ops = [table.add(Entry(f"{group}{n}", "", group)) for n in range(WRITERS) for group in "gh"]
         answers = await asyncio.gather(*(table.write(op) for op in ops))
         for i, group in enumerate("gh"):
@@ -441,7 +441,7 @@ async def ranks_of_concurrent_writers_have_no_gap(make: Make) -> None:
 
 @CASES
 async def a_new_document_gets_a_rank_after_all_others(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         same(
             await table.write(*(table.add(Entry(key, "", "g")) for key in "abc")), [1.0, 2.0, 3.0], "three in a commit"
         )
@@ -459,7 +459,7 @@ async def a_new_document_gets_a_rank_after_all_others(make: Make) -> None:
 
 @CASES
 async def a_group_of_low_ranks_begins_at_one(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("a", "", rank=-100)))
         same(await table.write(table.add(Entry("b", ""))), [1.0], "the rank after -100")
 
@@ -467,7 +467,7 @@ async def a_group_of_low_ranks_begins_at_one(make: Make) -> None:
 @CASES
 async def ranks_of_any_size_are_in_order(make: Make) -> None:
     ranks = [-1e300, -1.5e18, -3, -2.5, -1e-300, 0, 5e-324, 0.1, 0.1 + 2**-56, 1, 1e9 + 0.25, 1.8e18, 2.0**53, 1e300]
-    async with opened(make) as table:
+    async with collection(make) as table:
         for n in (8, 3, 12, 0, 5, 13, 1, 10, 7, 2, 4, 9, 6, 11):
             await table.write(table.put(Entry(str(n), "", rank=ranks[n])))
         found = await table.find()
@@ -483,7 +483,7 @@ async def ranks_of_any_size_are_in_order(make: Make) -> None:
 
 @CASES
 async def touching_never_lowers_a_rank(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("a", "A", "g", 5)), table.put(Entry("b", "B", "g", 6)))
         same(await table.write(table.touch("a", 7)), [None], "the result")
         same(keys_of(await table.find("g")), ["b", "a"], "the order")

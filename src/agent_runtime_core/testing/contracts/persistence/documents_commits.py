@@ -9,14 +9,14 @@ from ....errors import InvalidArgument, LeaseLost
 from ....persistence.documents.base import Collection, Document, DocumentMissing, Entry, VersionConflict
 from ...clock import VirtualClock
 from ..checks import Cases, refused, same
-from .documents_fixtures import NEW, OLD, RUN, Case, Make, advance, keys_of, opened
+from .fixtures import NEW, OLD, RUN, Case, Make, advance, collection, keys_of
 
 CASES: Cases[Case] = Cases()
 
 
 @CASES
 async def a_group_is_cleared_alone(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(*(table.add(Entry(f"{group}{n}", "", group)) for group in "ghi" for n in range(3)))
         same(await table.write(table.clear("g"), table.clear("g"), table.clear("none")), [3, 0, 0], "results")
         same(keys_of(await table.find()), ["h0", "i0", "h1", "i1", "h2", "i2"], "the remaining documents")
@@ -33,7 +33,7 @@ async def _rank(table: Collection, key: str) -> float:
 
 @CASES
 async def operations_see_the_earlier_ones_of_their_commit(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         await table.write(table.put(Entry("old", "", "g")))
         answers = await table.write(
             table.put(Entry("a", "1", "g"), 0),
@@ -56,7 +56,7 @@ async def operations_see_the_earlier_ones_of_their_commit(make: Make) -> None:
 
 @CASES
 async def kinds_and_spaces_are_separate(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         store = table.documents
         names = [
             ("a", "b"),
@@ -78,7 +78,7 @@ async def kinds_and_spaces_are_separate(make: Make) -> None:
 
 @CASES
 async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         store = table.documents
         mine = [Collection(store, "session:1", kind, 60.0) for kind in ("a", "b")]
         others = [Collection(store, "session:11", "a"), Collection(store, "session", "a"), table]
@@ -95,7 +95,7 @@ async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
 
 @CASES
 async def an_expired_document_is_absent(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         now = table.documents.clock.wall()
         soon, late = now + 10, now + 100
         await table.write(
@@ -126,7 +126,7 @@ async def an_expired_document_is_absent(make: Make) -> None:
 
 @CASES
 async def a_put_replaces_the_time_of_expiry(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         now = table.documents.clock.wall()
         await table.write(*(table.put(Entry(key, "", expires=now + 10)) for key in "abc"))
         await table.write(table.put(Entry("a", "A")), table.put(Entry("b", "B", expires=now + 50)))
@@ -140,7 +140,7 @@ async def a_put_replaces_the_time_of_expiry(make: Make) -> None:
 
 @CASES
 async def a_time_to_live_begins_at_the_last_write(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         brief = Collection(table.documents, "session:x", "thing", 60.0)
         await brief.write(*(brief.put(Entry(key, "")) for key in "abc"))
         advance(table, 50)
@@ -153,7 +153,7 @@ async def a_time_to_live_begins_at_the_last_write(make: Make) -> None:
 
 @CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         other = Collection(table.documents, "project", "other")
         await table.write(table.put(Entry("a", "A", "g")), table.put(Entry("b", "B", "g")), other.put(Entry("o", "")))
         before = (await table.find(), await other.find())
@@ -180,7 +180,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
 
 @CASES
 async def a_value_that_cannot_be_stored_is_rejected(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         for entry in (
             Entry("half \ud800", ""), Entry("k", "half \udc00"), Entry("k", "", "half \ud800"),
             Entry(None, ""), Entry("k", b""),  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ async def a_value_that_cannot_be_stored_is_rejected(make: Make) -> None:
 
 @CASES
 async def random_commits_have_the_expected_results(make: Make) -> None:
-    async with opened(make) as table:
+    async with collection(make) as table:
         tables = [table, Collection(table.documents, "project", "other")]
         commits = _RandomCommits(tables, VirtualClock(seed=5).random)
         for _ in range(150):
