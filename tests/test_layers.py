@@ -157,11 +157,9 @@ ROWS: dict[str, list[str]] = {
         "context_manager event_topics pack_reader planner",
         "personality processor",
         "settings",
-        "config_loader services",
+        "services",
         "provider_steps",
-        "distributed_steps",
         "turn_run",
-        "agent",
         "manager",
     ],
     "testing": [

@@ -32,10 +32,7 @@ from ..status import TERMINAL, RunStatus, StepStatus
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
-from .agent import TurnAgent
-from .config_loader import ConfigLoader
 from .context_manager import ContextManager
-from .distributed_steps import StepAgent
 from .event_topics import EventPublisherSubscriber
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks, TurnLog
@@ -44,9 +41,9 @@ from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .services import TurnServices
-from .settings import ProviderSteps, Settings, TurnSettings
+from .settings import ConfigLoader, ProviderSteps, Settings, TurnSettings
 from .turn import StepMetrics, StepState, Turn
-from .turn_run import FROM_TOPIC, finish_turn, turn_of
+from .turn_run import FROM_TOPIC, StepAgent, TurnAgent, finish_turn, turn_of
 
 _INPUT = ("conversation_id", "user_id", "personality")
 _NOT_OPTIONS = {"agent_key", "input", "run_id"}  # arguments of `submit` that the turn itself sets
