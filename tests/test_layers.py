@@ -121,8 +121,8 @@ ROWS: dict[str, list[str]] = {
         "invocation",
     ],
     "_execution": [
-        "run_writer step_policy step_scope",
-        "loop_messages result_codec step_failure step_function usage",
+        "run_writer step",
+        "loop_messages result_codec step_failure usage",
         "claim_writer journal_view run_control sync_context",
         "step_keys",
         "step_journal",

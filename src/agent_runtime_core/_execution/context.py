@@ -30,10 +30,8 @@ from ..tools.registry import ToolRegistry
 from .context_steps import ContextSteps
 from .mailbox import Inbox
 from .run_control import RunControl, Services, TextOutlet
-from .step_function import cached_step_function, step_function
+from .step import DEFAULT_OPTIONS, StepOptions, StepScope, cached_step_function, step_function
 from .step_journal import RunJournal
-from .step_policy import DEFAULT_OPTIONS, StepOptions
-from .step_scope import StepScope
 from .sync_context import blocking_form
 from .tracing import make_steps_current
 from .usage import add_charge

@@ -22,8 +22,7 @@ from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .result_codec import OmittedHistory
-from .step_policy import AlreadyDone
-from .step_scope import CANCEL_HOOK, StepScope
+from .step import CANCEL_HOOK, AlreadyDone, StepScope
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager

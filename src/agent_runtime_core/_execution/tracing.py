@@ -11,8 +11,8 @@ from .._core.ids import RunTrace, checked, parsed
 from .._journal.record import RESUMED, Record, is_copied
 from ..queue.records import RunRow
 from ..tracing.tracer import Tracer
+from .step import StepScope
 from .step_journal import RunJournal
-from .step_scope import StepScope
 
 Call = Callable[[int], Awaitable[Any]]
 

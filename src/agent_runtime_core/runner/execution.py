@@ -26,8 +26,8 @@ from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services, Stop
+from .._execution.step import CANCEL_HOOK, Identity, StepScope
 from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_scope import CANCEL_HOOK, Identity, StepScope
 from .._execution.sync_context import in_agent, run_agent
 from .._execution.tracing import trace_of
 from .._journal.record import ATTEMPT, RESUMED, Record, is_copied

@@ -12,10 +12,9 @@ from .._core.typed_steps import takes_options_of, typed_blocking_map, typed_map
 from .._core.validation import Shown, is_number, must, shown
 from .._execution.checkpoint_writer import LIST_KEY, CheckpointWriter
 from .._execution.run_writer import StepWriter
+from .._execution.step import Identity, StepOptions
 from .._execution.step_journal import StepJournal
 from .._execution.step_keys import StepKeys
-from .._execution.step_policy import StepOptions
-from .._execution.step_scope import Identity
 from .._execution.sync_context import SyncRunContext
 from ..errors import brief
 from ..interfaces import RunContext

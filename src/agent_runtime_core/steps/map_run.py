@@ -9,11 +9,9 @@ from .._core.codec.json import arguments_digest, encode
 from .._core.validation import Shown, must
 from .._execution.journal_view import CONCURRENT_INFO
 from .._execution.run_writer import StepWriter
-from .._execution.step_function import StepFunction, call, step_function
+from .._execution.step import CURRENT_STEP, StepFunction, StepOptions, call, step_function
 from .._execution.step_journal import StepJournal
-from .._execution.step_policy import StepOptions
 from .._execution.step_runner import StepCall, run_step
-from .._execution.step_scope import CURRENT_STEP
 from .._journal.record import SKIPPED, Record
 from ..errors import StepCancelledError, brief
 from .step_list import ListOptions, recorded_results
