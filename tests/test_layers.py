@@ -126,7 +126,7 @@ ROWS: dict[str, list[str]] = {
         "claim_writer journal_view run_control sync_context",
         "step_keys",
         "step_journal",
-        "checkpoint_writer effects mailbox tracing",
+        "checkpoint_writer effects mailbox",
         "parking step_runner",
         "context_steps waits",
         "context",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.clock import Clock
 from .._core.context_vars import claimed_run
+from .._core.ids import checked
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor, tasks_of
 from ..errors import JournalMismatch, StepCancelledError
@@ -367,3 +368,20 @@ class RunControl:
         """Wait for the next `notify`; return at once if there was one since the last wait."""
         await self._notified.wait()
         self._notified.clear()
+
+
+def with_traceparent(
+    metadata: Mapping[str, Any] | None, tracer: Tracer | None, traceparent: str | None = None
+) -> Mapping[str, Any] | None:
+    """Return the metadata of a new run with the span that it belongs to: the current one, if none is passed.
+
+    Raises:
+        InvalidArgument: `traceparent` is no W3C traceparent.
+    """
+    if traceparent is not None:
+        checked(traceparent)
+    elif tracer is not None and not (metadata and "traceparent" in metadata):
+        traceparent = tracer.current_traceparent()
+    if traceparent is None or not (metadata is None or isinstance(metadata, Mapping)):
+        return metadata
+    return {**(metadata or {}), "traceparent": traceparent}

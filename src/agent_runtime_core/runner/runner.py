@@ -26,8 +26,7 @@ from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
 from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
-from .._execution.run_control import Services, Stop
-from .._execution.tracing import with_traceparent
+from .._execution.run_control import Services, Stop, with_traceparent
 from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
