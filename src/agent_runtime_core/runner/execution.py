@@ -48,9 +48,8 @@ from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from ..tracing.tracer import Tracer
 from .backends import Backends
-from .claim import HeldClaim, error_name
+from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
-from .crash_suspects import crashes_without_progress, is_crash_suspect
 from .heartbeat import Heartbeat
 from .outcomes import (
     JITTER,

@@ -22,7 +22,7 @@ from .._execution.run_control import RunControl, Stop
 from ..errors import AgentRuntimeError, StorageClosed
 from ..queue.live_claims import cause_of
 from ..queue.records import ClaimRequest, RunRow
-from .crash_suspects import ISOLATION_TIMEOUT, CrashSuspects
+from .claim import ISOLATION_TIMEOUT, CrashSuspects
 from .settings import SHUTDOWN_SECONDS
 from .signals import SHARED
 
