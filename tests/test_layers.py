@@ -134,7 +134,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure conversation_history run_watcher settings signals",
-        "approvals arguments completion_hooks forking heartbeat processes retention",
+        "approvals completion_hooks forking heartbeat processes retention",
         "cancellation claim lifespans outcomes run_recorder",
         "run_client",
         "run_conversation",

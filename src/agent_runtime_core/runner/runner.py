@@ -38,7 +38,6 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import check_parts, concurrency_key_of, merged_input, run_busy_error
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
@@ -46,7 +45,7 @@ from .lifespans import Lifespans
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
-from .settings import SHUTDOWN_SECONDS, RunnerConfig
+from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, concurrency_key_of, merged_input, run_busy_error
 from .signals import SHARED
 from .worker import Worker
 
