@@ -135,7 +135,7 @@ ROWS: dict[str, list[str]] = {
     "runner": [
         "backends backpressure conversation_history run_watcher settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
-        "cancellation claim lifespans outcomes run_recorder",
+        "cancellation claim outcomes run_recorder",
         "run_client",
         "run_conversation",
         "execution",

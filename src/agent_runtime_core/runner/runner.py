@@ -41,13 +41,12 @@ from ..tracing.tracer import Tracer
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
-from .lifespans import Lifespans
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
 from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, concurrency_key_of, merged_input, run_busy_error
 from .signals import SHARED
-from .worker import Worker
+from .worker import Lifespans, Worker
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
