@@ -143,7 +143,7 @@ ROWS: dict[str, list[str]] = {
         "runner",
         "open_run reencryption resume_check tenants",
     ],
-    "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run map_run", "executor"],
+    "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run", "executor"],
     "loop": ["answers model_settings state", "session", "model_calls prepared_calls", "tool_calls", "turn_loop"],
     "integrations": [
         "_langgraph_saver _mcp_tasks _openai_responses _steps iggy mcp",
