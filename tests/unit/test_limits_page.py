@@ -26,7 +26,7 @@ from agent_runtime_core.planning import plan, rule_planner
 from agent_runtime_core.runner import claim, heartbeat, settings, worker
 from agent_runtime_core.tools import invocation, names
 from agent_runtime_core.tracing import langfuse, tracer
-from agent_runtime_core.turns import pack_reader
+from agent_runtime_core.turns import personality
 from tests.support.cases import for_each
 from tests.support.pages import ROOT
 
@@ -49,7 +49,7 @@ CODE: Final[dict[str, float]] = {
     "Depth of nested values": validation.MAX_DEPTH,
     "Integer in a value": tagged.MAX_DIGITS,
     "Text that full-text search finds": full_text.LONGEST,
-    "Configuration file or pack": pack_reader.MAX_BYTES,
+    "Configuration file or pack": personality.MAX_BYTES,
     "Input or output sent to Langfuse": langfuse.LONGEST,
     "Lag of a reader with `backpressure=True`": RuntimeConfig.max_unsent_bytes,
     "Run id that is a string": ids._MAX_KEY,

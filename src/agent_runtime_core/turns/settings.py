@@ -37,11 +37,12 @@ from .._core.validation import Shown, must
 from ..config import FIELDS, PREFIX, SETTINGS, RuntimeConfig, configure, from_environment
 from ..errors import InvalidArgument, UnknownSetting
 from ..planning.plan import StepKind
-from .pack_reader import (
+from .personality import (
     LoggedOnce,
     Mark,
     PackReader,
     PackScan,
+    PackSet,
     Reading,
     mark_of,
     read_file,
@@ -49,7 +50,6 @@ from .pack_reader import (
     tables_in,
     watch,
 )
-from .personality import PackSet
 
 _SECTIONS = dict.fromkeys(("runtime", "model_prices", "turns", "personality", "providers"), TABLE)
 _KINDS = tuple(kind.value for kind in StepKind)
