@@ -153,7 +153,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "planning": ["memory_operations recorded_client references", "plan", "executor llm_planner rule_planner", "agent"],
     "turns": [
-        "events hooks personality_instance turn",
+        "events hooks turn",
         "context_manager event_topics planner",
         "personality processor",
         "settings",

@@ -49,7 +49,7 @@ CODE: Final[dict[str, float]] = {
     "Depth of nested values": validation.MAX_DEPTH,
     "Integer in a value": tagged.MAX_DIGITS,
     "Text that full-text search finds": full_text.LONGEST,
-    "Configuration file or pack": personality.MAX_BYTES,
+    "Configuration file or pack": personality.MAX_FILE_BYTES,
     "Input or output sent to Langfuse": langfuse.LONGEST,
     "Lag of a reader with `backpressure=True`": RuntimeConfig.max_unsent_bytes,
     "Run id that is a string": ids._MAX_KEY,

@@ -36,8 +36,7 @@ from .context_manager import ContextManager
 from .event_topics import EventPublisherSubscriber
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks, TurnLog
-from .personality import PackSet, PersonalityPackManager
-from .personality_instance import PersonalityInstance
+from .personality import PackSet, PersonalityInstance, PersonalityPackManager
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .services import TurnServices

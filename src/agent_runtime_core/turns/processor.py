@@ -30,7 +30,7 @@ from ..status import StepStatus
 from .event_topics import EventPublisherSubscriber
 from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks, TurnLog
-from .personality_instance import PersonalityInstance
+from .personality import PersonalityInstance
 from .turn import StepMetrics, StepState, Turn
 
 

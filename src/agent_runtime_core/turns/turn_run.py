@@ -52,7 +52,7 @@ from ..tools.registry import ToolRegistry
 from .context_manager import Remembered
 from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .hooks import TurnLog, logged_turn
-from .personality_instance import MemorySettings, PersonalityInstance, placeholders_in
+from .personality import MemorySettings, PersonalityInstance, placeholders_in
 from .planner import Planned
 from .processor import TurnClient, TurnProgress
 from .provider_steps import elsewhere_of
