@@ -12,7 +12,6 @@ from uuid import UUID
 
 from .._core.clock import aware
 from .._core.codec.json import encode
-from .._core.context_vars import start_soon
 from .._core.ids import run_uuid, stored_id, trace_id
 from .._core.log import log
 from .._core.settings import DURATION, POSITIVE, SECONDS, check_known
@@ -33,7 +32,7 @@ from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .context_manager import ContextManager
-from .event_topics import EventPublisherSubscriber
+from .event_topics import EventPublisherSubscriber, next_unless
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks, TurnLog
 from .personality import PackSet, PersonalityInstance, PersonalityPackManager
@@ -435,15 +434,4 @@ async def _next(following: AsyncIterator[EventEnvelope], stop: asyncio.Event | N
     """Return the next event, or None once `stop` is set."""
     if stop is None:
         return await anext(following)
-    if stop.is_set():
-        return None
-    coming: asyncio.Future[EventEnvelope] = start_soon(anext(following))
-    stopping: asyncio.Future[Any] = start_soon(stop.wait())
-    try:
-        await asyncio.wait([coming, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return coming.result() if coming.done() else None
-    finally:
-        stopping.cancel()
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait({coming})
+    return None if stop.is_set() else await next_unless(following, stop.wait())
