@@ -112,7 +112,8 @@ async def execute_distributed(
             raise
         output = ended.final_output
         results[number] = output["result"]
-        _replace_state(progress.turn, StepState.from_dict(output["state"]))
+        turn, state = progress.turn, StepState.from_dict(output["state"])
+        turn.steps = [state if each.step_number == state.step_number else each for each in turn.steps]
         if progress.save is not None:
             await progress.save()
         graph.finished(index)
@@ -155,21 +156,8 @@ def _key(planned: PlanStep) -> str:
     return f"step:{planned.step_number}"
 
 
-_to_text, _from_text = codec_for(PersonalityInstance)
-
-
-def personality_text(personality: PersonalityInstance) -> str:
-    """Encode a personality for a child run's input. Its pack may have changed by the time the step runs."""
-    return _to_text(personality)
-
-
-def personality_from(text: str) -> PersonalityInstance:
-    """Decode a personality from `personality_text`."""
-    return cast(PersonalityInstance, _from_text(text))
-
-
-def _replace_state(turn: Turn, state: StepState) -> None:
-    turn.steps = [state if each.step_number == state.step_number else each for each in turn.steps]
+#: Encode and decode a personality in the input of a child run: its pack may have changed by the time the step runs.
+_personality_text, _personality_of = codec_for(PersonalityInstance)
 
 
 def _set_failure(state: StepState | None, failure: RunFailed) -> None:
@@ -204,7 +192,7 @@ class StepAgent(AgentRuntime):
         plan, number = Plan.from_dict(input_["plan"]), input_["number"]
         planned = next(step for step in plan.steps if step.step_number == number)
         turn = Turn.from_dict(input_["turn"])
-        personality = personality_from(input_["personality"])
+        personality = cast(PersonalityInstance, _personality_of(input_["personality"]))
         progress = TurnProgress(ctx, turn, personality, input_["system"], input_["direct"])
         provider = input_.get("provider_steps")
         elsewhere = elsewhere_of(services, None if provider is None else ProviderSteps(**provider), progress)
@@ -525,7 +513,7 @@ class TurnRun:
         more = {} if provider is None else {"provider_steps": dataclasses.asdict(provider)}
         return {
             **more, "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
-            "personality": personality_text(self.selection.personality), "system": self.progress.system,
+            "personality": _personality_text(self.selection.personality), "system": self.progress.system,
             "direct": self.progress.direct,
             "limits": self.ctx.input.get("limits") or {}, "most": self.selection.max_in_flight,
         }  # fmt: skip
@@ -534,7 +522,8 @@ class TurnRun:
 
     async def _answer(self, planned: Planned, result: Any) -> RunResult:
         ctx, turn = self.ctx, self.turn
-        answer = _final_result(planned.plan, turn)
+        last = turn.step(planned.plan.order()[-1].step_number)
+        answer = None if last is None else last.result
         turn.response = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
         turn.status = RunStatus.SUCCEEDED
         await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": turn.response})
@@ -558,12 +547,6 @@ def recent_messages(messages: Sequence[Any], memory: MemorySettings, own: int) -
 def _tokens(message: Any) -> int:
     """Estimate the tokens of a message. The estimate is rather too high."""
     return len(str(message.get("content") or "")) // CHARS_A_TOKEN + 4
-
-
-def _final_result(plan: Plan, turn: Turn) -> Any:
-    """Return the result of the last step of the plan, which is the answer."""
-    state = turn.step(plan.order()[-1].step_number)
-    return None if state is None else state.result
 
 
 async def _unwrap_cause(step: Any) -> Any:
