@@ -153,10 +153,9 @@ ROWS: dict[str, list[str]] = {
     ],
     "planning": ["memory_operations recorded_client references", "plan", "executor llm_planner rule_planner", "agent"],
     "turns": [
-        "events hooks turn",
+        "events hooks personality turn",
         "context_manager event_topics planner",
-        "personality processor",
-        "settings",
+        "processor settings",
         "services",
         "provider_steps",
         "turn_run",
