@@ -381,10 +381,10 @@ def _percentile(ordered: list[float], part: float) -> float | None:
     return ordered[max(math.ceil(len(ordered) * part) - 1, 0)] if ordered else None
 
 
-async def next_unless(following: AsyncIterator[EventEnvelope], end: Awaitable[object]) -> EventEnvelope | None:
+async def next_unless(following: AsyncIterator[EventEnvelope], end: Awaitable[Any]) -> EventEnvelope | None:
     """Return the next event, or None if `end` is there first."""
     coming: asyncio.Future[EventEnvelope] = start_soon(anext(following))
-    ending: asyncio.Future[object] = start_soon(end)
+    ending: asyncio.Future[Any] = start_soon(end)
     try:
         await asyncio.wait([coming, ending], return_when=asyncio.FIRST_COMPLETED)
         return coming.result() if coming.done() else None
