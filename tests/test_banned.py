@@ -244,7 +244,7 @@ OPENS: dict[str, dict[str, int]] = {
     # Created exclusively; `serve` refuses the database of its own store.
     "server/token_file.py": {"TokenFile._read": 1, "_create": 2},
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
-    "turns/pack_reader.py": {"_read": 2},  # settings and packs
+    "turns/personality.py": {"_read": 2},  # settings and packs
 }
 #: Whole modules that open what they are given.
 OPENERS = {

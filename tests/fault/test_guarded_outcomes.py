@@ -21,7 +21,7 @@ import pytest
 
 from agent_runtime_core._core.redaction import Redaction
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._execution.step_policy import AlreadyDone
+from agent_runtime_core._execution.step import AlreadyDone
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StepExecutionError, StorageFull
 from agent_runtime_core.interfaces import RunContext

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._execution.step_policy import AlreadyDone
+from agent_runtime_core._execution.step import AlreadyDone
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.runner import AgentRunner

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._execution.claim_writer import ClaimWriter
-from agent_runtime_core._execution.step_policy import AlreadyDone
+from agent_runtime_core._execution.step import AlreadyDone
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
 from agent_runtime_core.loop import run_turn_loop

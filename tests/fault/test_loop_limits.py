@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core._execution.step_scope import CURRENT_STEP
+from agent_runtime_core._execution.step import CURRENT_STEP
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import AgentRuntimeError, LimitExceeded, RateLimited, RequestRefused

@@ -1,6 +1,6 @@
 """What the library does for a run, counted: no count may grow.
 
-Times are noisy, so slow code is not seen there for long. Counts repeat within 2 % on any machine with the same versions.
+Times are noisy, and do not show small losses. Counts repeat within 2 % on any machine with the same versions.
 `python -m benchmarks.counts` prints them.
 """
 
@@ -18,8 +18,7 @@ MEASUREMENTS = 3  # at most: a thread that was late adds calls, and never remove
 
 #: Each count today, with 2 % for what differs between runs. A gain lowers its number. A number is raised only with a
 #: line in docs/decisions.
-CEILINGS: dict[str, float] = {
-}
+CEILINGS: dict[str, float] = {}
 
 
 def measured() -> dict[str, float]:
@@ -39,7 +38,9 @@ def test_no_count_grows() -> None:
         found = measured()
         assert found.keys() == CEILINGS.keys()
         least = {name: min(count, least.get(name, count)) for name, count in found.items()}
-        over = {name: f"{count:.2f}, at most {CEILINGS[name]}" for name, count in least.items() if count > CEILINGS[name]}
+        over = {
+            name: f"{count:.2f}, at most {CEILINGS[name]}" for name, count in least.items() if count > CEILINGS[name]
+        }
         if not over:
             return
     assert not over, "do less there, or raise the number in CEILINGS and say why in docs/decisions"

@@ -28,7 +28,7 @@ from agent_runtime_core.queue.records import ClaimRequest, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import SQLiteTransitions
 from agent_runtime_core.queue.transitions import RunTransitions
 from agent_runtime_core.runner import forking
-from agent_runtime_core.runner.crash_suspects import CrashSuspects
+from agent_runtime_core.runner.claim import CrashSuspects
 from agent_runtime_core.steps.graph import Graph
 
 Patch = tuple[Any, str, Any]

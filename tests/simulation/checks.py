@@ -13,7 +13,7 @@ from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._journal.record import DONE, Record, is_copied
 from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
 from agent_runtime_core.queue.records import LIVE, MailboxMessage, RunRow, RunUpdate
-from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT
+from agent_runtime_core.runner.claim import ISOLATION_TIMEOUT
 
 from .loop import HOST
 

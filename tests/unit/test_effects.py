@@ -13,7 +13,7 @@ import pytest
 
 from agent_runtime_core import EffectAlreadyDone
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._execution.step_policy import AlreadyDone
+from agent_runtime_core._execution.step import AlreadyDone
 from agent_runtime_core._journal.record import FORKED
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepInDoubt
 from agent_runtime_core.interfaces import RunResult

@@ -13,7 +13,7 @@ import pytest
 
 from agent_runtime_core import Step, StepExecutor, open_run
 from agent_runtime_core._execution.recorded_calls import RecordedCalls
-from agent_runtime_core._execution.step_policy import NEVER_RETRIED
+from agent_runtime_core._execution.step import NEVER_RETRIED
 from agent_runtime_core.errors import (
     AuthenticationFailed,
     CircuitOpen,

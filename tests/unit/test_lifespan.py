@@ -14,7 +14,7 @@ import pytest
 from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunnerConfig, RunResult, current_run
 from agent_runtime_core.interfaces import AgentRuntime as Base
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner.lifespans import Lifespans
+from agent_runtime_core.runner.worker import Lifespans
 from tests.support.runs import Rig
 
 

@@ -23,10 +23,10 @@ from agent_runtime_core.persistence.document_stores import base as stores
 from agent_runtime_core.persistence.document_stores import knowledge
 from agent_runtime_core.persistence.documents import base, files
 from agent_runtime_core.planning import plan, rule_planner
-from agent_runtime_core.runner import crash_suspects, heartbeat, settings, worker
+from agent_runtime_core.runner import claim, heartbeat, settings, worker
 from agent_runtime_core.tools import invocation, names
 from agent_runtime_core.tracing import langfuse, tracer
-from agent_runtime_core.turns import pack_reader
+from agent_runtime_core.turns import personality
 from tests.support.cases import for_each
 from tests.support.pages import ROOT
 
@@ -49,7 +49,7 @@ CODE: Final[dict[str, float]] = {
     "Depth of nested values": validation.MAX_DEPTH,
     "Integer in a value": tagged.MAX_DIGITS,
     "Text that full-text search finds": base.LONGEST,
-    "Configuration file or pack": pack_reader.MAX_BYTES,
+    "Configuration file or pack": personality.MAX_FILE_BYTES,
     "Input or output sent to Langfuse": langfuse.LONGEST,
     "Lag of a reader with `backpressure=True`": RuntimeConfig.max_unsent_bytes,
     "Run id that is a string": ids._MAX_KEY,
@@ -84,7 +84,7 @@ CODE: Final[dict[str, float]] = {
     "Wait in memory before a run is parked": RuntimeConfig.park_after,
     "Grace time of active runs on SIGTERM": RunnerConfig.grace_seconds,
     "Time to stop after the grace time": settings.SHUTDOWN_SECONDS,
-    "Time that a crash suspect has a worker to itself": crash_suspects.ISOLATION_TIMEOUT,
+    "Time that a crash suspect has a worker to itself": claim.ISOLATION_TIMEOUT,
     "Wait of a resumed run for a free slot": worker.REGAIN_TIMEOUT,
     "Commit on SQLite": group_commit.COMMIT_TIMEOUT,
     "Wait for another program that has locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,

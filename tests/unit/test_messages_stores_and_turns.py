@@ -32,11 +32,10 @@ from agent_runtime_core.persistence import (
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanningAgent, PlanStep, RuleBasedPlanner, StepKind, resolve
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import ConfigLoader, TurnManager
-from agent_runtime_core.turns.config_loader import Subscribers
 from agent_runtime_core.turns.events import EventEnvelope, StepResultChunk, TurnEvent
 from agent_runtime_core.turns.hooks import Hooks
-from agent_runtime_core.turns.personality import PackSet, PersonalityPackManager
-from agent_runtime_core.turns.personality_instance import PersonalityInstance
+from agent_runtime_core.turns.personality import PackSet, PersonalityInstance, PersonalityPackManager
+from agent_runtime_core.turns.settings import Subscribers
 from tests.support.cases import for_each
 from tests.support.messages import VALUE_ERRORS, Triggered, error_of, literal_messages, problems_of
 

@@ -18,7 +18,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.testing import MockLLMClient, VirtualClock
 from agent_runtime_core.tools import ToolRegistry, tool
 from agent_runtime_core.turns import MemorySettings, PersonalityInstance, PersonalityPackManager, Sampling
-from agent_runtime_core.turns.pack_reader import Reading, read_until_stable
+from agent_runtime_core.turns.personality import Reading, read_until_stable
 from tests.support.cases import for_each
 
 FULL = """

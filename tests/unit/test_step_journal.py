@@ -9,8 +9,8 @@ import pytest
 
 from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.step import StepScope
 from agent_runtime_core._execution.step_journal import StepJournal
-from agent_runtime_core._execution.step_scope import StepScope
 from agent_runtime_core._journal.record import Record, derived_events
 from agent_runtime_core.errors import JournalMismatch, StepExecutionError
 from agent_runtime_core.events import InMemoryEventBus

@@ -11,7 +11,7 @@ import pytest
 
 from agent_runtime_core import RunContext, Step, StepExecutor, SyncRunContext, open_run
 from agent_runtime_core._execution.context import Context
-from agent_runtime_core._execution.step_policy import StepOptions
+from agent_runtime_core._execution.step import StepOptions
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.testing import MockRunContext
 

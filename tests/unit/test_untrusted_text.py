@@ -24,7 +24,7 @@ from agent_runtime_core.planning.references import _to_text as plain_text
 from agent_runtime_core.tools.arguments import read_arguments
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import tool
-from agent_runtime_core.turns.personality_instance import fill
+from agent_runtime_core.turns.personality import fill
 
 HANG = 120  # seconds: a ceiling that only catches a hang
 LENGTH = 2_500  # characters; a quadratic pattern takes a sixteenth of a second for each text, a cubic one minutes

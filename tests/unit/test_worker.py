@@ -39,8 +39,7 @@ from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
-from agent_runtime_core.runner.claim import OUTAGE_DELAY
-from agent_runtime_core.runner.crash_suspects import ISOLATION_TIMEOUT
+from agent_runtime_core.runner.claim import ISOLATION_TIMEOUT, OUTAGE_DELAY
 from agent_runtime_core.runner.execution import RunExecution
 from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
 from agent_runtime_core.runner.worker import Worker

@@ -18,8 +18,8 @@ from .._engines.base import Op
 from .._journal.record import DONE, FAILED, Record, derived_events
 from ..errors import StepCancelledError
 from .run_writer import StepWriter, UnconfirmedWrite
+from .step import CURRENT_STEP, Identity
 from .step_journal import StepJournal
-from .step_scope import CURRENT_STEP, Identity
 
 LIST_KEY: Final = "x::0"  # of the steps of a list without a scope of its own
 _ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")

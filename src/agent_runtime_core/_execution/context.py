@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from uuid import UUID
 from weakref import ref
@@ -12,8 +13,8 @@ from weakref import ref
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
+from .._core.ids import RunTrace, known_uuid, trace_id
 from .._core.ids import conversation_id as conversation_id
-from .._core.ids import known_uuid, trace_id
 from .._core.settings import COUNT, number
 from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import Shown, must, type_name
@@ -27,15 +28,13 @@ from ..llm._prices import cost_usd as price_in_usd
 from ..portal import run_and_wait
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
+from ..tracing.tracer import Tracer
 from .context_steps import ContextSteps
 from .mailbox import Inbox
 from .run_control import RunControl, Services, TextOutlet
-from .step_function import cached_step_function, step_function
-from .step_journal import RunJournal
-from .step_policy import DEFAULT_OPTIONS, StepOptions
-from .step_scope import StepScope
+from .step import DEFAULT_OPTIONS, StepOptions, StepScope, cached_step_function, step_function
+from .step_journal import RunJournal, StepAttempt
 from .sync_context import blocking_form
-from .tracing import make_steps_current
 from .usage import add_charge
 from .waits import Waits
 
@@ -162,7 +161,7 @@ class Context:
         self._waits: Waits | None = None
         self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
-        make_steps_current(journal, services.tracer)
+        _make_steps_current(journal, services.tracer)
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
@@ -650,3 +649,17 @@ class Context:
 
 #: The name of this class in 0.5.2.
 RunContextImpl = Context
+
+
+def _make_steps_current(journal: RunJournal, tracer: Tracer | None) -> None:
+    """Let the trace sinks make the span of each step current while its function runs."""
+    if tracer is not None and tracer.activates and journal.trace is not None:
+        journal.around_step = partial(_around, tracer, journal.trace)
+
+
+def _around(tracer: Tracer, trace: RunTrace, scope: StepScope, call: StepAttempt) -> StepAttempt:
+    async def current(attempt: int) -> Any:
+        with tracer.activated(trace.step(scope.step_id, attempt).text):
+            return await call(attempt)
+
+    return current

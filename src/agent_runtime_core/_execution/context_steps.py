@@ -29,12 +29,10 @@ from .journal_view import CONCURRENT_INFO, was_concurrent
 from .result_codec import redacted_result
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN
+from .step import CONTROL_FLOW, CURRENT_STEP, NEVER_RETRIED, StepFunction, StepOptions, StepScope, call, step_function
 from .step_failure import Failure, describe_call, error_of_call, failure_info
-from .step_function import StepFunction, call, step_function
 from .step_journal import RunJournal
-from .step_policy import CONTROL_FLOW, NEVER_RETRIED, StepOptions
 from .step_runner import StepCall, result_not_serializable, run_step
-from .step_scope import CURRENT_STEP, StepScope
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, Effect
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
 from .run_writer import ChildCall
+from .step import StepOptions
 from .step_journal import RunJournal, StepJournal
 from .step_keys import LineageKeys
-from .step_policy import StepOptions
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 

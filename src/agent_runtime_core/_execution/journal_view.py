@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, cast
 from .._journal.record import ATTEMPT, COPIED, DONE, ENDED, FAILED, PROBE, RESUMED, RETRYING, STARTED, Record, is_copied
 from ..errors import StorageCorrupt
 from ..limits import reservation_of
+from .step import SCOPE_SUFFIX, Identity, scope_id
 from .step_failure import recorded_error
-from .step_scope import SCOPE_SUFFIX, Identity, scope_id
 from .usage import charged_by, reservation_as_usage, total, usage_of
 
 # -- states of step lists

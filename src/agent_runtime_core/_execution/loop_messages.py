@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from .._core.codec.json import arguments_digest, encode
 from .._journal.record import DONE, STARTED, Record
 from ..tools.confirmation import decision_of
-from .step_scope import Identity
+from .step import Identity
 
 #: What a model gets for a call without a result.
 NOT_RUN: Final = "Error: not run"

@@ -16,8 +16,8 @@ from .._core.log import log
 from .._core.validation import must
 from ..queue.base import RunQueue
 from ..queue.records import MESSAGE, QUESTION, MailboxMessage, answered_request
+from .step import Identity
 from .step_journal import RunJournal
-from .step_scope import Identity
 
 
 def consumed_numbers(info: str | None) -> Sequence[int]:

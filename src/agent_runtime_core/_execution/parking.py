@@ -14,8 +14,8 @@ from .._core.run_tasks import FIRST_PAUSE, RunTasks, scan
 from ..queue.records import MailboxMessage, RowChanged, RunRow, RunUpdate
 from .mailbox import MailboxReader
 from .run_control import RunControl, Services
+from .step import CANCEL_HOOK, CURRENT_STEP, StepScope
 from .step_journal import RunJournal
-from .step_scope import CANCEL_HOOK, CURRENT_STEP, StepScope
 
 #: The outcome of a wait that reached its time limit.
 TIMED_OUT: Final = object()

@@ -20,11 +20,10 @@ from .context import Context
 from .journal_view import CONCURRENT_INFO
 from .mailbox import with_consumed
 from .run_control import RunControl
+from .step import CURRENT_STEP, DEFAULT_OPTIONS, StepOptions, StepScope, run_body
 from .step_failure import original_error
 from .step_journal import StepJournal
-from .step_policy import DEFAULT_OPTIONS, StepOptions
 from .step_runner import StepCall, run_step
-from .step_scope import CURRENT_STEP, StepScope, run_body
 from .usage import add_charge, charged_by, total
 
 #: Returned for a step without a saved result. None would be a result.

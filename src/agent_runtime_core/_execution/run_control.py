@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.clock import Clock
 from .._core.context_vars import claimed_run
+from .._core.ids import checked
 from .._core.per_loop import PerLoop
 from .._core.run_tasks import Monitor, tasks_of
 from ..errors import JournalMismatch, StepCancelledError
@@ -22,8 +23,7 @@ from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .result_codec import OmittedHistory
-from .step_policy import AlreadyDone
-from .step_scope import CANCEL_HOOK, StepScope
+from .step import CANCEL_HOOK, AlreadyDone, StepScope
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -368,3 +368,20 @@ class RunControl:
         """Wait for the next `notify`; return at once if there was one since the last wait."""
         await self._notified.wait()
         self._notified.clear()
+
+
+def with_traceparent(
+    metadata: Mapping[str, Any] | None, tracer: Tracer | None, traceparent: str | None = None
+) -> Mapping[str, Any] | None:
+    """Return the metadata of a new run with the span that it belongs to: the current one, if none is passed.
+
+    Raises:
+        InvalidArgument: `traceparent` is no W3C traceparent.
+    """
+    if traceparent is not None:
+        checked(traceparent)
+    elif tracer is not None and not (metadata and "traceparent" in metadata):
+        traceparent = tracer.current_traceparent()
+    if traceparent is None or not (metadata is None or isinstance(metadata, Mapping)):
+        return metadata
+    return {**(metadata or {}), "traceparent": traceparent}

@@ -218,7 +218,7 @@ def rebuilt(info: Mapping[str, Any], message: str) -> BaseException | None:
         return None
     error: BaseException | None = None
     if issubclass(kind, BaseExceptionGroup):
-        error = _group(kind, info.get("group"))
+        error = _group(kind, info.get("group"), rebuilt)
     else:
         base = next(each for each in kind.__mro__ if each.__module__ == builtins.__name__)
         with described():  # a class of an extension may refuse
@@ -246,8 +246,10 @@ def _set(error: BaseException, attributes: Mapping[str, Any]) -> bool:
     return True
 
 
-def _group(kind: type[BaseExceptionGroup[Any]], info: Mapping[str, Any] | None) -> BaseException | None:
-    errors = [] if info is None else [rebuilt(each, each["error"]) for each in info["errors"]]
+def _group(
+    kind: type[BaseExceptionGroup[Any]], info: Mapping[str, Any] | None, read: Callable[..., BaseException | None]
+) -> BaseException | None:
+    errors = [] if info is None else [read(each, each["error"]) for each in info["errors"]]
     inside = [each for each in errors if each is not None]
     if info is None or len(inside) < len(errors):
         return None
@@ -438,7 +440,7 @@ def _from_message(info: Mapping[str, Any], message: str) -> Exception | None:
     if found is None or not issubclass(found, Exception):
         return None
     if issubclass(found, ExceptionGroup):
-        return _group_from_messages(found, info.get("group"))
+        return cast("Exception | None", _group(found, info.get("group"), _from_message))
     constructors: list[Callable[[str], Any]] = [partial(found.__new__, found)]
     if found.__module__ in _BUILT_FROM_MESSAGE or issubclass(found, AgentRuntimeError):
         constructors.insert(0, found)
@@ -448,14 +450,4 @@ def _from_message(info: Mapping[str, Any], message: str) -> Exception | None:
             text = str(error)
             if isinstance(error, Exception) and (text == message or (construct is not found and message in text)):
                 return error
-    return None
-
-
-def _group_from_messages(kind: type[ExceptionGroup[Exception]], info: Mapping[str, Any] | None) -> Exception | None:
-    errors = [] if info is None else [_from_message(each, each["error"]) for each in info["errors"]]
-    inside = [each for each in errors if each is not None]
-    if info is None or len(inside) < len(errors):
-        return None
-    with described():  # a subclass may need other arguments
-        return kind.__new__(kind, info["message"], inside)
     return None

@@ -26,8 +26,8 @@ from .journal_view import (
 )
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
+from .step import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
 from .step_keys import LineageKeys, StepKeys
-from .step_scope import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
 from .usage import RecordedUsage
 
 # -- records

@@ -9,17 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from .._core.context_vars import queued
 from .journal_view import JournalView
+from .step import CANCEL_HOOK, CURRENT_STEP, FRAMEWORK_TASKS, SCOPE_SUFFIX, Identity, JournalToken, StepScope, scope_id
 from .step_failure import CUT_OFF
-from .step_scope import (
-    CANCEL_HOOK,
-    CURRENT_STEP,
-    FRAMEWORK_TASKS,
-    SCOPE_SUFFIX,
-    Identity,
-    JournalToken,
-    StepScope,
-    scope_id,
-)
 
 
 def _next_occurrence(counts: dict[tuple[str, str], int], space: str, name: str) -> int:

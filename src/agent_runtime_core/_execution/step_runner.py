@@ -34,11 +34,20 @@ from .effects import CHECK, GuardedStep
 from .journal_view import BEFORE_FIELD, CONCURRENT_INFO, GUARDED_FIELD
 from .result_codec import redacted_result
 from .run_writer import StepWriter
+from .step import (
+    BODIES,
+    CONTROL_FLOW,
+    CURRENT_STEP,
+    NEVER_RETRIED,
+    AlreadyDone,
+    StepOptions,
+    StepScope,
+    call,
+    run_body,
+    step_function,
+)
 from .step_failure import Failure, failure_info
-from .step_function import call, step_function
 from .step_journal import RunJournal, StepJournal, has_run
-from .step_policy import CONTROL_FLOW, NEVER_RETRIED, AlreadyDone, StepOptions
-from .step_scope import BODIES, CURRENT_STEP, StepScope, run_body
 from .usage import stored_charges, with_charged
 
 

@@ -27,7 +27,7 @@ from ..errors import PortalMisuse
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..portal import run_and_wait
 from ..tools.registry import ToolRegistry
-from .step_scope import CURRENT_STEP, run_body
+from .step import CURRENT_STEP, run_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

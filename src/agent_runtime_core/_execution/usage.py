@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .._journal.record import Record, is_copied
 from ..limits import COSTS, stored_usage, sum_usd, usd_of
-from .step_scope import SCOPE_SUFFIX, Identity, StepScope, scope_id
+from .step import SCOPE_SUFFIX, Identity, StepScope, scope_id
 
 _CHARGED: Final = '"charged":'
 _OF_LOOP: Final = "k:l:"  # begins the key of all model calls, tool calls and child runs of an agent loop

@@ -49,12 +49,10 @@ from .journal_view import CHILD, CHILD_IN_DOUBT, SIGNAL, is_in_doubt
 from .mailbox import Inbox, MailboxReader, consumed_numbers, message_of
 from .parking import TIMED_OUT, Parking
 from .result_codec import result_from_payload, result_payload
-from .run_control import RunControl, Services
+from .run_control import RunControl, Services, with_traceparent
 from .run_writer import OUTCOME_UNKNOWN, Row
+from .step import CURRENT_STEP, AlreadyDone, Identity
 from .step_journal import RunJournal
-from .step_policy import AlreadyDone
-from .step_scope import CURRENT_STEP, Identity
-from .tracing import with_traceparent
 
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
 

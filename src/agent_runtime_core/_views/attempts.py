@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from .._core.ids import step_id
-from .._execution.step_scope import SCOPE_SUFFIX, Identity, scope_id
+from .._execution.step import SCOPE_SUFFIX, Identity, scope_id
 from .._execution.usage import charged_by, total, usage_of
 from .._journal.record import ATTEMPT, DONE, ENDED, FAILED, RETRYING, STARTED, Record, includes_start, is_copied
 from ..queue.records import IN_DOUBT, LIVE, RunRow, open_questions

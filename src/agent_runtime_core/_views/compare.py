@@ -7,7 +7,7 @@ from typing import Any
 
 from .._core.ids import step_id
 from .._execution.effects import FORKED_FROM
-from .._execution.step_scope import Identity
+from .._execution.step import Identity
 from ..queue.records import RunRow
 from ..runner.run_client import RunClient
 from .attempts import TracedStep, traced_steps

@@ -13,7 +13,7 @@ from .._core.ids import step_id
 from .._engines.payloads import mark_in, words_of
 from .._execution.loop_messages import calls_of, loop_turns, tool_results
 from .._execution.result_codec import OmittedHistory
-from .._execution.step_scope import Identity
+from .._execution.step import Identity
 from .._journal.record import ATTEMPT, DONE, ENDED, RESUMED, Record, includes_start
 from ..errors import InvalidArgument
 from ..interfaces import RunResult

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from .._core.ids import step_id
-from .._execution.step_scope import Identity
+from .._execution.step import Identity
 from .._journal.record import DONE, SKIPPED, Record
 from ..errors import InvalidArgument
 from ..interfaces import AgentRuntime

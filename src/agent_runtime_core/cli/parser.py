@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 from .._core.lazy_import import load
 from .._core.validation import did_you_mean, redacted, unknown
-from .._execution.step_policy import EFFECTS
+from .._execution.step import EFFECTS
 from ..status import RunStatus
 from .arguments import (
     count,

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from .._execution.step_policy import NEVER_RETRIED
+from .._execution.step import NEVER_RETRIED
 from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
 from ..interfaces import current_run as current_run

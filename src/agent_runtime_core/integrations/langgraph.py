@@ -26,8 +26,7 @@ from langgraph.types import Command, StateSnapshot
 from .._core.context_vars import restore
 from .._core.run_tasks import EVENT_WAITERS
 from .._core.validation import must
-from .._execution.step_policy import CONTROL_FLOW
-from .._execution.step_scope import CURRENT_STEP, FRAMEWORK_TASKS, FrameworkTask, StepScope
+from .._execution.step import CONTROL_FLOW, CURRENT_STEP, FRAMEWORK_TASKS, FrameworkTask, StepScope
 from ..errors import JournalMismatch, brief
 from ..interfaces import RunContext
 from ._langgraph_model import DurableChatModel as DurableChatModel

@@ -50,7 +50,7 @@ from pydantic_ai.tools import RunContext as AgentRunContext
 from .._core.event_types import EventType
 from .._core.run_tasks import EVENT_WAITERS
 from .._core.validation import must, unknown
-from .._execution.step_policy import StepOptions as CheckedOptions
+from .._execution.step import StepOptions as CheckedOptions
 from ..errors import InvalidArgument, StepCancelledError, WaitTimeout
 from ..interfaces import RunContext, current_run
 from ._pydantic_ai_steps import (

@@ -19,7 +19,7 @@ from .._core.log import step_position
 from .._core.validation import Shown, must
 from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered, with_note
 from .._execution.recorded_calls import UNRECORDED
-from .._execution.step_policy import StepOptions
+from .._execution.step import StepOptions
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits

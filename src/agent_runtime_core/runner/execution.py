@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 from .._core.codec.json import decode, decode_known
 from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
-from .._core.ids import RunTrace, known_uuid
+from .._core.ids import RunTrace, known_uuid, parsed
 from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import contained, done_in_time, is_abandoned, wait_cancelled
@@ -26,10 +27,9 @@ from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services, Stop
+from .._execution.step import CANCEL_HOOK, Identity, StepScope
 from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_scope import CANCEL_HOOK, Identity, StepScope
 from .._execution.sync_context import in_agent, run_agent
-from .._execution.tracing import trace_of
 from .._journal.record import ATTEMPT, RESUMED, Record, is_copied
 from ..errors import (
     AgentRuntimeError,
@@ -48,9 +48,8 @@ from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from ..tracing.tracer import Tracer
 from .backends import Backends
-from .claim import HeldClaim, error_name
+from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
-from .crash_suspects import crashes_without_progress, is_crash_suspect
 from .heartbeat import Heartbeat
 from .outcomes import (
     JITTER,
@@ -709,7 +708,7 @@ class RunTracing:
             The place of the present attempt in the trace of the run.
         """
         row = self._claim.row
-        self._trace = trace = trace_of(row, records)
+        self._trace = trace = _trace_of(row, records)
         if self._started:
             return trace
         self._started = True
@@ -745,6 +744,14 @@ class RunTracing:
         if not self._tracer.activates or self._trace is None:
             return nullcontext()
         return self._tracer.activated(self._trace.execution.text)
+
+
+def _trace_of(row: RunRow, records: Sequence[Record]) -> RunTrace:
+    """Return the place of the execution that begins with this row and this journal."""
+    parent = json.loads(row.metadata).get("traceparent") if '"traceparent"' in row.metadata else None
+    # Records that are copied into a fork have the claim ids of the other run.
+    resumes = sum(each.kind == RESUMED and each.attempt == row.attempt and not is_copied(each) for each in records)
+    return RunTrace(row.run_id, row.generation, row.failures, row.crashes, resumes + row.parked, parsed(parent))
 
 
 def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[str, Any] | None:

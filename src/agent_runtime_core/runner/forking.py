@@ -21,8 +21,8 @@ from .._engines.base import INSTALL, LOWEST_TOKEN, Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.effects import FORKED_FROM, join_lineage, leave_if_deleted, membership
 from .._execution.journal_view import BEFORE_FIELD, is_approval
+from .._execution.step import EFFECTS
 from .._execution.step_journal import RunJournal, StepJournal
-from .._execution.step_policy import EFFECTS
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.event import Event, payload_of

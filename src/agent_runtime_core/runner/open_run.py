@@ -28,11 +28,10 @@ from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..portal import call, portal_loop, run_and_wait, takes_function
 from ..queue.records import RunRow
 from ..status import RunStatus
-from .arguments import run_busy_error
 from .execution import RunExecution
 from .outcomes import End
 from .runner import AgentRunner
-from .settings import RunnerConfig
+from .settings import RunnerConfig, run_busy_error
 
 P = ParamSpec("P")
 T = TypeVar("T")

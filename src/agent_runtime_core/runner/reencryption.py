@@ -164,6 +164,11 @@ class _Work:
     def renewed_optional(self, kind: str, owner: str, text: str | None) -> str | None:
         return None if text is None else self.renewed(kind, owner, text)
 
+    def renewed_payload(self, kind: str, run_id: str, old: MailboxMessage | StoredEvent) -> Change:
+        """Return a message or an event of a run, and what replaces it."""
+        text = self.renewed(kind, run_id, old.payload)
+        return Change(old, old._replace(payload=text), [(old.payload, text)])
+
     def renewed_record(self, run_id: str, old: Record) -> Change:
         """Return a record and what replaces it."""
         plain = [value for name in TOGETHER if name != "info" and (value := getattr(old, name)) is not None]
@@ -311,11 +316,7 @@ class _Runs:
 
     async def _messages(self, run_id: str) -> list[Change]:
         found: list[MailboxMessage] = await self._queue.read("mail", run_id, 0)
-        texts = [self._work.renewed("message of run", run_id, old.payload) for old in found]
-        return [
-            Change(old, old._replace(payload=text), [(old.payload, text)])
-            for old, text in zip(found, texts, strict=True)
-        ]
+        return [self._work.renewed_payload("message of run", run_id, old) for old in found]
 
     async def _records(self, run_id: str) -> list[Change]:
         found: list[Record] = await self._state.read("records", run_id, -1)
@@ -365,11 +366,7 @@ class _Runs:
             nonlocal page
             page = await self._bus.stored_rows(run_id, since, self._work.page)
             stored = [row for row in page if isinstance(row, StoredEvent)]
-            texts = [self._work.renewed("event of run", run_id, old.payload) for old in stored]
-            return [
-                Change(old, old._replace(payload=text), [(old.payload, text)])
-                for old, text in zip(stored, texts, strict=True)
-            ]
+            return [self._work.renewed_payload("event of run", run_id, old) for old in stored]
 
         while True:
             done &= await self._work.apply(find, commit)

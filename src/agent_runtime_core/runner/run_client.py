@@ -42,14 +42,13 @@ from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
 from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
-from .arguments import no_messages_reason, run_filter
 from .backends import Backends
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
-from .settings import RunInfo, RunnerConfig
+from .settings import RunInfo, RunnerConfig, no_messages_reason, run_filter
 
 if TYPE_CHECKING:
     from ..persistence.documents.base import DocumentStore

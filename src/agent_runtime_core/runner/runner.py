@@ -26,8 +26,7 @@ from .._core.run_tasks import Monitor
 from .._core.threads import in_thread
 from .._core.validation import must, type_name, unknown
 from .._execution.result_codec import decode_result, omitted_history_in
-from .._execution.run_control import Services, Stop
-from .._execution.tracing import with_traceparent
+from .._execution.run_control import Services, Stop, with_traceparent
 from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
@@ -39,17 +38,15 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .arguments import check_parts, concurrency_key_of, merged_input, run_busy_error
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
-from .lifespans import Lifespans
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
-from .settings import SHUTDOWN_SECONDS, RunnerConfig
+from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, concurrency_key_of, merged_input, run_busy_error
 from .signals import SHARED
-from .worker import Worker
+from .worker import Lifespans, Worker
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager

@@ -7,7 +7,7 @@ and `cancelled` saves them in its checkpoint.
 from __future__ import annotations
 
 from .._core.codec.typed import register_type
-from .._execution.step_policy import AlreadyDone
+from .._execution.step import AlreadyDone
 from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
 from ..retry import Backoff
 from ..status import StepStatus

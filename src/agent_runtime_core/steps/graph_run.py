@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 from .._core.codec.json import decode, encode
-from .._execution.step_function import call_in_thread
+from .._execution.step import call_in_thread
 from .._execution.step_runner import StepCall, run_step
 from .._journal.record import SKIPPED, Record
 from ..errors import JournalMismatch, StepCancelledError

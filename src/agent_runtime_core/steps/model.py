@@ -17,8 +17,15 @@ from .._core.codec.tagged import stored_as_dict
 from .._core.ids import run_uuid, unbroken
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must
-from .._execution.step_function import StepFunction, cached_step_function, step_function
-from .._execution.step_policy import DEFAULT_OPTIONS, InDoubt, RetryOn, StepOptions
+from .._execution.step import (
+    DEFAULT_OPTIONS,
+    InDoubt,
+    RetryOn,
+    StepFunction,
+    StepOptions,
+    cached_step_function,
+    step_function,
+)
 from .._execution.step_runner import IMMUTABLE
 from ..errors import UnserialisableResult, brief
 from ..retry import Delay

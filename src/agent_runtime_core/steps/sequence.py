@@ -9,8 +9,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any, cast
 
 from .._core.codec.json import decode
-from .._execution.step_function import StepFunction, call_in_thread
-from .._execution.step_policy import DEFAULT_OPTIONS
+from .._execution.step import DEFAULT_OPTIONS, StepFunction, call_in_thread
 from .._execution.step_runner import StepCall, run_step
 from .._journal.record import Record
 from ..errors import JournalMismatch, StepCancelledError

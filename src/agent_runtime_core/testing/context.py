@@ -25,10 +25,8 @@ from .._core.typed_steps import takes_options_of, typed_step
 from .._core.validation import MAX_DEPTH, must
 from .._execution.context import charge_of
 from .._execution.mailbox import checked_when, interrupts, mailbox_payload, message_of, user_message
-from .._execution.step_function import call_in_thread
+from .._execution.step import CURRENT_STEP, StepOptions, StepScope, call_in_thread
 from .._execution.step_keys import StepKeys
-from .._execution.step_policy import StepOptions
-from .._execution.step_scope import CURRENT_STEP, StepScope
 from .._execution.sync_context import SyncRunContext, blocking_form, is_async, run_agent
 from .._execution.usage import total
 from ..errors import NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief, deciding_error, text_of

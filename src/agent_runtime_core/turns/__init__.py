@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ..errors import InvalidTurn
 from ..planning.plan import StepKind
-from .config_loader import (
+from .context_manager import ContextManager, Remembered
+from .event_topics import EventPublisherSubscriber, TopicStats
+from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepRequest, StepResultChunk, TurnEvent
+from .manager import TurnManager
+from .personality import MemorySettings, PackSet, PersonalityInstance, PersonalityPackManager, Sampling
+from .planner import PlanExecutor
+from .processor import StepProcessor
+from .settings import (
     ConfigChanged,
     ConfigLoader,
     PersonalitySettings,
@@ -13,13 +20,6 @@ from .config_loader import (
     Settings,
     TurnSettings,
 )
-from .context_manager import ContextManager, Remembered
-from .event_topics import EventPublisherSubscriber, TopicStats
-from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepRequest, StepResultChunk, TurnEvent
-from .manager import TurnManager
-from .personality import MemorySettings, PackSet, PersonalityInstance, PersonalityPackManager, Sampling
-from .planner import PlanExecutor
-from .processor import StepProcessor
 from .turn import StepMetrics, StepState, Turn
 
 __all__ = [

@@ -7,12 +7,13 @@ import contextlib
 import datetime as _dt
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID, uuid5
 
 from .._core.clock import Clock, aware
+from .._core.context_vars import start_soon
 from .._core.ids import new_ulid
 from .._core.log import log
 from .._core.redaction import LEFT_OUT, Kind, Redaction
@@ -378,3 +379,17 @@ def _as_datetime(before: object) -> _dt.datetime:
 
 def _percentile(ordered: list[float], part: float) -> float | None:
     return ordered[max(math.ceil(len(ordered) * part) - 1, 0)] if ordered else None
+
+
+async def next_unless(following: AsyncIterator[EventEnvelope], end: Awaitable[Any]) -> EventEnvelope | None:
+    """Return the next event, or None if `end` is there first."""
+    coming: asyncio.Future[EventEnvelope] = start_soon(anext(following))
+    ending: asyncio.Future[Any] = start_soon(end)
+    try:
+        await asyncio.wait([coming, ending], return_when=asyncio.FIRST_COMPLETED)
+        return coming.result() if coming.done() else None
+    finally:
+        ending.cancel()
+        if not coming.done():
+            coming.cancel()
+            await asyncio.wait({coming})  # the generator must not be closed while it runs

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from .._core.clock import aware
 from .._core.codec.json import encode
-from .._core.context_vars import start_soon
 from .._core.ids import run_uuid, stored_id, trace_id
 from .._core.log import log
 from .._core.settings import DURATION, POSITIVE, SECONDS, check_known
@@ -32,21 +31,17 @@ from ..status import TERMINAL, RunStatus, StepStatus
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
-from .agent import TurnAgent
-from .config_loader import ConfigLoader
 from .context_manager import ContextManager
-from .distributed_steps import StepAgent
-from .event_topics import EventPublisherSubscriber
+from .event_topics import EventPublisherSubscriber, next_unless
 from .events import RESULTS, TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent, invalid
 from .hooks import Hooks, TurnLog
-from .personality import PackSet, PersonalityPackManager
-from .personality_instance import PersonalityInstance
+from .personality import PackSet, PersonalityInstance, PersonalityPackManager
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .services import TurnServices
-from .settings import ProviderSteps, Settings, TurnSettings
+from .settings import ConfigLoader, ProviderSteps, Settings, TurnSettings
 from .turn import StepMetrics, StepState, Turn
-from .turn_run import FROM_TOPIC, finish_turn, turn_of
+from .turn_run import FROM_TOPIC, StepAgent, TurnAgent, finish_turn, turn_of
 
 _INPUT = ("conversation_id", "user_id", "personality")
 _NOT_OPTIONS = {"agent_key", "input", "run_id"}  # arguments of `submit` that the turn itself sets
@@ -439,15 +434,4 @@ async def _next(following: AsyncIterator[EventEnvelope], stop: asyncio.Event | N
     """Return the next event, or None once `stop` is set."""
     if stop is None:
         return await anext(following)
-    if stop.is_set():
-        return None
-    coming: asyncio.Future[EventEnvelope] = start_soon(anext(following))
-    stopping: asyncio.Future[Any] = start_soon(stop.wait())
-    try:
-        await asyncio.wait([coming, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return coming.result() if coming.done() else None
-    finally:
-        stopping.cancel()
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait({coming})
+    return None if stop.is_set() else await next_unless(following, stop.wait())

@@ -17,7 +17,7 @@ from .._core.event_types import EventType
 from .._core.per_loop import PerLoop
 from .._core.settings import POSITIVE
 from .._execution.context import Context
-from .._execution.step_scope import CURRENT_STEP
+from .._execution.step import CURRENT_STEP
 from ..config import get_config
 from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
@@ -29,7 +29,7 @@ from ..status import StepStatus
 from .event_topics import EventPublisherSubscriber
 from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks, TurnLog
-from .personality_instance import PersonalityInstance
+from .personality import PersonalityInstance
 from .turn import StepMetrics, StepState, Turn
 
 

@@ -6,17 +6,14 @@ agent.step_results. Both are in the store, so either side may be killed and rest
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-from .._core.context_vars import start_soon
 from .._core.event_types import EventType
 from ..errors import LimitExceeded, ToolFailed
 from ..planning.executor import request_of
 from ..planning.plan import PlanStep, StepKind
-from .event_topics import EventPublisherSubscriber
+from .event_topics import EventPublisherSubscriber, next_unless
 from .events import RESULTS, STEPS, AuditEvent, EventEnvelope, StepRequest, StepResultChunk
 from .processor import CallMetrics, Do, TurnProgress, call_arguments
 from .services import TurnServices
@@ -162,7 +159,7 @@ class _Waiting:
         if (chunk := await self._stored()) is not None:
             return chunk
         async with contextlib.aclosing(self._topics.subscribe(RESULTS, self._position)) as results:
-            while (envelope := await self._before(results, self._until())) is not None:
+            while (envelope := await next_unless(results, self._silence())) is not None:
                 if (chunk := await self._taken(envelope)) is not None:
                     return chunk
         if (chunk := await self._stored()) is not None:
@@ -207,20 +204,7 @@ class _Waiting:
             self._next_index = chunk.index + 1
             await self._progress.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": chunk.delta})
 
-    def _until(self) -> float:
-        if self._heard is None:
-            return self._deadline
-        return min(self._deadline, self._heard + self._settings.heartbeat)
-
-    async def _before(self, results: AsyncIterator[EventEnvelope], until: float) -> EventEnvelope | None:
-        """Return the next event, None if there is none until then."""
-        coming: asyncio.Future[Any] = start_soon(anext(results))
-        timer: asyncio.Future[Any] = start_soon(self._clock.sleep(max(until - self._clock.wall(), 0.0)))
-        try:
-            await asyncio.wait({coming, timer}, return_when=asyncio.FIRST_COMPLETED)
-            return cast("EventEnvelope", coming.result()) if coming.done() else None
-        finally:
-            timer.cancel()
-            if not coming.done():
-                coming.cancel()
-                await asyncio.wait({coming})  # the generator must not be closed while it runs
+    async def _silence(self) -> None:
+        """Return at the deadline, or when the provider worker was silent for too long."""
+        until = self._deadline if self._heard is None else min(self._deadline, self._heard + self._settings.heartbeat)
+        await self._clock.sleep(max(until - self._clock.wall(), 0.0))

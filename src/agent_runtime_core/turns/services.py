@@ -16,7 +16,7 @@ from ..tools.registry import ToolRegistry
 from .context_manager import ContextManager
 from .event_topics import EventPublisherSubscriber
 from .hooks import Hooks
-from .personality_instance import PersonalityInstance
+from .personality import PersonalityInstance
 from .planner import PlanExecutor
 from .processor import StepProcessor, TurnClient, TurnProgress
 from .settings import Settings
