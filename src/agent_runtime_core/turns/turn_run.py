@@ -29,7 +29,7 @@ from ..errors import (
 from ..interfaces import LLMClient, RunResult
 from ..limits import Budget
 from ..loop.model_calls import CHARS_A_TOKEN
-from ..persistence.stored_history import paired
+from ..persistence.chat_format import paired
 from ..planning.executor import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..planning.recorded_client import RecordedClient, count_recorded
