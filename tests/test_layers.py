@@ -80,7 +80,7 @@ ROWS: dict[str, list[str]] = {
     "_journal": ["record", "memory redis sqlite"],
     "persistence": [
         "fencing models vectors",
-        "documents message_tree",
+        "chat_format documents message_tree",
         "base model_codec stored_history",
         "document_stores",
         "backends",

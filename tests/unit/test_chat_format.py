@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core.persistence.chat_format import RAW, chat_of, message_of, same_chat
 from agent_runtime_core.persistence.message_tree import copies
 from agent_runtime_core.persistence.model_codec import model_of, text_of
 from agent_runtime_core.persistence.models import ConversationMessage, ToolCall, new_id
-from agent_runtime_core.persistence.stored_history import RAW, chat_of, message_of, same_chat
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
 

@@ -39,13 +39,7 @@ from agent_runtime_core.errors import (  # noqa: E402
     StreamCut,
 )
 from agent_runtime_core.interfaces import LLMResponse  # noqa: E402
-from agent_runtime_core.llm import (  # noqa: E402
-    OpenAIClient,
-    OpenAIConfigurationError,
-    Retries,
-    Timeouts,
-    get_llm_client,
-)
+from agent_runtime_core.llm import OpenAIClient, OpenAIConfigurationError, Retries, Timeouts, get_llm_client  # noqa: E402
 from agent_runtime_core.llm._client_per_loop import is_loopback  # noqa: E402
 from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
 from agent_runtime_core.llm._retries import Breakers  # noqa: E402

@@ -15,9 +15,8 @@ Entry = tuple[int, Record]  # the first event sequence number, or -1 for a recor
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
     """Reserve `count` event sequence numbers of the run, and return the first one."""
-    heads = tx.tables["head"]
-    first: int = heads.get(run_id, 0)
-    tx.put(heads, run_id, first + count)
+    first = head(tx, run_id)
+    tx.put(tx.tables["head"], run_id, first + count)
     return first
 
 

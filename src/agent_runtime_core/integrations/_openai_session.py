@@ -14,9 +14,9 @@ from .._core.validation import must
 from .._execution.context import conversation_id
 from ..interfaces import RunContext
 from ..persistence.base.conversations import ConversationStore
+from ..persistence.chat_format import chat_of, message_of
 from ..persistence.manager import store_of_tenant
 from ..persistence.models import Conversation, ConversationMessage, Scope
-from ..persistence.stored_history import chat_of, message_of
 from ._openai_scope import current_run, scope_of
 
 T = TypeVar("T")

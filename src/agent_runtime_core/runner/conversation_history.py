@@ -29,21 +29,10 @@ from ..errors import InvalidArgument, StorageBusy
 from ..interfaces import RunResult
 from ..llm._openai_format import text_of_answer
 from ..persistence.base.conversations import ConversationStore
+from ..persistence.chat_format import RAW, message_of, paired, same_chat
 from ..persistence.document_stores.conversations import read_history
 from ..persistence.models import Conversation, ConversationMessage
-from ..persistence.stored_history import (
-    OPEN,
-    RAW,
-    REJECTED,
-    UNANSWERED,
-    ChatPath,
-    StoredHistory,
-    copied,
-    is_marked,
-    message_of,
-    paired,
-    same_chat,
-)
+from ..persistence.stored_history import OPEN, REJECTED, UNANSWERED, ChatPath, StoredHistory, copied, is_marked
 from ..queue.records import RunRow
 
 MAX_INLINE_HISTORY = 64 * 1024  # bytes of JSON up to which a saved result contains the history

@@ -15,9 +15,10 @@ from .._core.log import about_run, log
 from .._execution.context import conversation_id as as_conversation
 from ..errors import LeaseLost, UnserialisableResult, holds
 from ..persistence.base.conversations import ConversationStore
+from ..persistence.chat_format import paired
 from ..persistence.document_stores.conversations import read_history
 from ..persistence.manager import PersistenceManager
-from ..persistence.stored_history import ChatPath, StoredHistory, paired
+from ..persistence.stored_history import ChatPath, StoredHistory
 from ..planning.memory_operations import RESERVED
 from ..retry import Backoff
 from .turn import StepState, Turn

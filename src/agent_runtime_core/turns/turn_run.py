@@ -36,7 +36,8 @@ from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResu
 from ..limits import Budget, RunLimits
 from ..loop.model_calls import CHARS_A_TOKEN
 from ..persistence.base.conversations import ConversationStore
-from ..persistence.stored_history import StoredHistory, paired
+from ..persistence.chat_format import paired
+from ..persistence.stored_history import StoredHistory
 from ..planning.executor import execute_plan, planned_id, request_of, step_input, step_name
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..planning.recorded_client import RecordedClient, count_recorded

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+from agent_runtime_core.persistence.chat_format import chat_of
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations, read_history
 from agent_runtime_core.persistence.message_tree import history
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, new_id
-from agent_runtime_core.persistence.stored_history import chat_of
 from agent_runtime_core.testing.contracts.checks import Cases, opened, same
 from agent_runtime_core.testing.contracts.persistence.conversations import Case, Make, message, talk
 
