@@ -187,28 +187,28 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 8551,
-    "runner": 6203,
-    "_execution": 5816,
-    "persistence": 5747,
-    "llm": 3943,
-    "_engines": 3781,
+    "testing": 8539,
+    "runner": 6164,
+    "_execution": 5777,
+    "persistence": 5675,
+    "llm": 3938,
+    "_engines": 3791,
     "_core": 3300,
-    "turns": 3094,
-    "server": 2978,
-    "cli": 2587,
-    "integrations": 2566,
-    "queue": 2531,
-    "_views": 2282,
+    "turns": 2989,
+    "server": 2949,
+    "cli": 2570,
+    "integrations": 2565,
+    "queue": 2535,
+    "_views": 2264,
     "tools": 2238,
-    "loop": 1697,
-    "planning": 1552,
+    "loop": 1696,
+    "planning": 1542,
     "tracing": 1192,
-    "steps": 1118,
-    "events": 958,
-    "inspector": 682,
+    "steps": 1110,
+    "events": 953,
+    "inspector": 676,
     "_journal": 656,
-    "state": 512,
+    "state": 452,
     "limits": 338,
     "errors": 303,
     "config": 269,
@@ -229,7 +229,7 @@ LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
 SHORTEST_MODULE = 40  # code lines of a module with a single user
 
 #: Most private modules of other packages that these packages import. Less is better: they are to use promised names.
-PRIVATE: dict[str, int] = {"server": 19, "inspector": 18, "integrations": 18, "cli": 16, "turns": 21, "planning": 16}
+PRIVATE: dict[str, int] = {"server": 19, "inspector": 18, "integrations": 17, "cli": 16, "turns": 20, "planning": 15}
 
 #: What a module loads when it is first used, although its package is not above the other package.
 AGAINST = {

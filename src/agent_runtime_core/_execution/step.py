@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import CodeType, FrameType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Final, NamedTuple, cast
 from weakref import ReferenceType, ref
 
@@ -318,6 +318,8 @@ class StepFunction:
         return self.takes_context
 
 
+#: For functions that contain nothing to inspect: neither annotations nor attributes.
+_PLAIN, _PLAIN_ASYNC = (StepFunction(is_async, *codec_for(None), takes_context=False) for is_async in (False, True))
 _known_functions: dict[ReferenceType[Any], StepFunction] = {}  # an entry is removed with its function
 
 
@@ -340,6 +342,9 @@ def step_function(fn: Callable[..., Any], returns: Any = None, max_result_bytes:
 def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
     """Return how to call `fn`. Each function is inspected once."""
     key = fn.__func__ if type(fn) is MethodType else fn
+    # Most are lambdas and closures, which are new functions in each call, so that no table has them.
+    if type(key) is FunctionType and not key.__annotations__ and not key.__dict__:
+        return _PLAIN_ASYNC if key.__code__.co_flags & inspect.CO_COROUTINE else _PLAIN
     try:
         known = _known_functions.get(ref(key))
         if known is None:

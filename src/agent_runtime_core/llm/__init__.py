@@ -30,7 +30,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "._api_keys": "AnthropicConfigurationError OpenAIConfigurationError",
+            "._client_per_loop": "AnthropicConfigurationError OpenAIConfigurationError",
             "._client": "ChatClient",
             "._provider": "Timeouts",
             "._retries": "Retries",
