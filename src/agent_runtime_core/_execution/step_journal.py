@@ -13,17 +13,7 @@ from .._core.redaction import Redaction
 from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, start_events, with_start_info
 from ..errors import JournalMismatch, StorageBusy
-from .journal_view import (
-    ASIDE_FIELD,
-    CHILD,
-    MAIN_TASK,
-    ONLY_STEP,
-    SIGNAL,
-    JournalView,
-    as_concurrent,
-    has_place,
-    was_concurrent,
-)
+from . import journal_view
 from .run_control import RunControl
 from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
 from .step import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
@@ -162,7 +152,10 @@ _SEQ = itemgetter(0)
 StepAttempt = Callable[[int], Awaitable[Any]]
 
 #: By the beginning of a key: what has the name after the prefix, as the user calls it.
-_KINDS: Final = (("c:", CHILD, "child run", "agent"), ("w:", SIGNAL, "wait", "signal or approval"))
+_KINDS: Final = (
+    ("c:", journal_view.CHILD, "child run", "agent"),
+    ("w:", journal_view.SIGNAL, "wait", "signal or approval"),
+)
 
 W_co = TypeVar("W_co", bound=StepWriter, covariant=True)
 
@@ -205,7 +198,7 @@ class StepJournal(Generic[W_co]):
         self.control: RunControl = RunControl() if control is None else control
         self.records: RecordFactory = RecordFactory(writer)
         self.keys: StepKeys = StepKeys(writer.run_id) if keys is None else keys
-        self.view: JournalView = JournalView(writer.run_id, records, self.records.wall)
+        self.view: journal_view.JournalView = journal_view.JournalView(writer.run_id, records, self.records.wall)
         self.unconfirmed: UnconfirmedWrites = UnconfirmedWrites(writer, self.records, self.keys, self.view)
         # Called for each step.
         self.token: JournalToken = self.keys.token
@@ -266,7 +259,7 @@ class StepJournal(Generic[W_co]):
     def about_flow(self) -> dict[str, Any]:
         """Return what the record of something guarded says if a step calls it in a task that it has started."""
         scope = self.keys.scope()
-        return {} if scope is None or in_own_flow(scope) else {ASIDE_FIELD: True}
+        return {} if scope is None or in_own_flow(scope) else {journal_view.ASIDE_FIELD: True}
 
     def about_failure(self, outer: StepScope | None, others: int) -> dict[str, Any]:
         """Return what the record of a failure says about its step.
@@ -276,8 +269,8 @@ class StepJournal(Generic[W_co]):
             others: How many other steps run.
         """
         if (outer is None or outer.token is not self.token) and self.control.in_main_task:
-            return {MAIN_TASK: True}
-        return {} if others else {ONLY_STEP: True}
+            return {journal_view.MAIN_TASK: True}
+        return {} if others else {journal_view.ONLY_STEP: True}
 
     # -- reading
 
@@ -310,7 +303,7 @@ class StepJournal(Generic[W_co]):
             return
         if record is ordered[at]:
             self._next_ordered, self._last_position = at + 1, ordered[at].pos
-        elif record is None or has_place(record):
+        elif record is None or journal_view.has_place(record):
             self._find_place(name, key, record)
 
     def _find_place(self, name: str, key: str, record: Record | None) -> None:
@@ -467,7 +460,7 @@ class StepJournal(Generic[W_co]):
         if any(each not in view.completed and each not in self.doubts_met for each in ahead):
             return True
         later = [each for each in view.completed.values() if reached < each.seq <= view.last_seq]
-        if not all(map(was_concurrent, later)):
+        if not all(map(journal_view.was_concurrent, later)):
             return True
         # Without other tasks, what was not replayed belongs to tasks that the code starts later.
         return any(each.seq > self._replayed_seq for each in later) and not self.control.other_tasks()
@@ -479,7 +472,7 @@ class StepJournal(Generic[W_co]):
     ) -> Record:
         """Return a DONE record without events: of a wait, a child run or a recorded value."""
         record = self.records.value(name, key, result, info, digest, pos)
-        return record if self.control.in_main_task else as_concurrent(record)
+        return record if self.control.in_main_task else journal_view.as_concurrent(record)
 
     def defer_until_checkpoint(self, records: Sequence[Record]) -> None:
         """Write these ends of steps with the next checkpoint of their list, before all others that wait for it."""
@@ -579,7 +572,9 @@ class UnconfirmedWrites:
         failed_attempts: The number of the last failed attempt of each step that this claim has recorded.
     """
 
-    def __init__(self, writer: StepWriter, records: RecordFactory, keys: StepKeys, view: JournalView) -> None:
+    def __init__(
+        self, writer: StepWriter, records: RecordFactory, keys: StepKeys, view: journal_view.JournalView
+    ) -> None:
         self.pending: list[UnconfirmedWrite] = writer.unconfirmed
         self.failed_attempts: dict[Identity, int] = {}
         self._writer = writer
@@ -672,7 +667,8 @@ class UnconfirmedWrites:
             if each.kind != STARTED or (each[2:4] not in completed and each.attempt > failed.get(each[2:4], 0))
         ]
         return [
-            as_concurrent(each) if each.kind in (STARTED, DONE) else each for each in self._records.renumbered(kept)
+            journal_view.as_concurrent(each) if each.kind in (STARTED, DONE) else each
+            for each in self._records.renumbered(kept)
         ]
 
     async def resolve_at_end(self, error: BaseException | None) -> None:

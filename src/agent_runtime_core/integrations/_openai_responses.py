@@ -8,15 +8,7 @@ from typing import Any, cast
 from agents.exceptions import ModelBehaviorError
 from agents.items import ModelResponse, TResponseOutputItem, TResponseStreamEvent
 from agents.usage import Usage, deserialize_usage
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseOutputItemAddedEvent,
-    ResponseOutputItemDoneEvent,
-    ResponseTextDeltaEvent,
-    ResponseUsage,
-)
+from openai.types import responses
 from pydantic import BaseModel, TypeAdapter
 
 from .._core.clock import Clock
@@ -48,7 +40,7 @@ def recorded(response: ModelResponse) -> dict[str, Any]:
     }
 
 
-def recorded_stream(response: Response, items: list[TResponseOutputItem]) -> dict[str, Any]:
+def recorded_stream(response: responses.Response, items: list[TResponseOutputItem]) -> dict[str, Any]:
     """Return a streamed answer as JSON, in the form of `recorded`.
 
     Args:
@@ -93,41 +85,43 @@ def events_of(record: dict[str, Any]) -> Iterator[TResponseStreamEvent]:
     fields = {name: record.get(name, default) for name, default in _RESPONSE.items()}
     reported = None
     if usage["requests"]:
-        reported = ResponseUsage.construct(
+        reported = responses.ResponseUsage.construct(
             **{name: usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
             input_tokens_details=usage["input_tokens_details"],
             output_tokens_details=usage["output_tokens_details"],
         )
-    response = Response.construct(id=record["response_id"] or "", output=record["output"], usage=reported, **fields)
+    response = responses.Response.construct(
+        id=record["response_id"] or "", output=record["output"], usage=reported, **fields
+    )
     started = response.model_copy(update={"output": [], "usage": None, "status": "in_progress"})
-    yield ResponseCreatedEvent(type="response.created", response=started, sequence_number=0)
+    yield responses.ResponseCreatedEvent(type="response.created", response=started, sequence_number=0)
     number = 0
     for index, item in enumerate(response.output):
         for event in _item_events(item, index, number):
             number = event.sequence_number
             yield event
-    yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=number + 1)
+    yield responses.ResponseCompletedEvent(type="response.completed", response=response, sequence_number=number + 1)
 
 
 def _item_events(item: Any, index: int, number: int) -> Iterator[Any]:
-    yield ResponseOutputItemAddedEvent.construct(
+    yield responses.ResponseOutputItemAddedEvent.construct(
         type="response.output_item.added", item=item, output_index=index, sequence_number=number + 1
     )
     for place, part in enumerate(item.content or [] if item.type == "message" else []):
         if part.type == "output_text":
             number += 1
-            yield ResponseTextDeltaEvent.construct(
+            yield responses.ResponseTextDeltaEvent.construct(
                 type="response.output_text.delta", content_index=place, delta=part.text, item_id=item.id,
                 logprobs=[], output_index=index, sequence_number=number + 1,
             )  # fmt: skip
-    yield ResponseOutputItemDoneEvent.construct(
+    yield responses.ResponseOutputItemDoneEvent.construct(
         type="response.output_item.done", item=item, output_index=index, sequence_number=number + 2
     )
 
 
 def _items(record: dict[str, Any]) -> list[TResponseOutputItem]:
     # `construct` does not validate: servers of third parties leave out fields that the SDK's types require.
-    return list(Response.construct(output=record["output"]).output)
+    return list(responses.Response.construct(output=record["output"]).output)
 
 
 def _plain(item: Any) -> Any:
@@ -157,14 +151,14 @@ async def consumed(
     text, published_at = "", clock.boot()
     answer: dict[str, Any] | None = None
     async for event in events:
-        if isinstance(event, ResponseCompletedEvent):
+        if isinstance(event, responses.ResponseCompletedEvent):
             answer = recorded_stream(event.response, items)
             continue
         if event.type in _FAILURES:
             raise ModelBehaviorError(f"the model's stream ended with {event.type}: {_reason(event)}")
-        if isinstance(event, ResponseOutputItemDoneEvent):
+        if isinstance(event, responses.ResponseOutputItemDoneEvent):
             items.append(event.item)
-        elif isinstance(event, ResponseTextDeltaEvent):
+        elif isinstance(event, responses.ResponseTextDeltaEvent):
             text += event.delta
         forward(event)
         if text and (len(text) >= MOST_OF_DELTA or clock.boot() - published_at >= DELTA_EVERY):

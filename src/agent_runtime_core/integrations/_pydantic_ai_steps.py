@@ -10,15 +10,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pydantic_ai.durable_exec import (
-    DurableOperationId,
-    EventStreamHandlerId,
-    JournalCallableOperationBackend,
-    ModelCompactMessagesId,
-    ModelRequestId,
-    RoleBasedOperationConfig,
-    ToolsetCallToolId,
-)
+from pydantic_ai import durable_exec
 from pydantic_ai.tools import RunContext as AgentRunContext
 
 from .._core.typed_steps import AttemptOptions
@@ -114,7 +106,7 @@ async def awaited(body: Callable[[], Awaitable[T]]) -> T:
     return await body()
 
 
-class StepBackend(JournalCallableOperationBackend[StepOptions]):
+class StepBackend(durable_exec.JournalCallableOperationBackend[StepOptions]):
     """Runs each operation of an agent as a step.
 
     Args:
@@ -130,7 +122,7 @@ class StepBackend(JournalCallableOperationBackend[StepOptions]):
     ) -> None:
         super().__init__(
             agent_name=agent_name,
-            config=RoleBasedOperationConfig(
+            config=durable_exec.RoleBasedOperationConfig(
                 model=model, event=StepOptions(), capability=StepOptions(), tool=tool, resolve_tool=resolve_tool
             ),
         )
@@ -139,7 +131,7 @@ class StepBackend(JournalCallableOperationBackend[StepOptions]):
     async def execute(
         self,
         *,
-        operation_id: DurableOperationId,
+        operation_id: durable_exec.DurableOperationId,
         name: str,
         body: Callable[[], Awaitable[object]],
         cache_key: tuple[object, ...],
@@ -147,17 +139,17 @@ class StepBackend(JournalCallableOperationBackend[StepOptions]):
     ) -> object:
         """Run an operation as a step of the current run, or return its saved result."""
         run = current_run()
-        if run is None or (isinstance(operation_id, EventStreamHandlerId) and not self._handle_events):
+        if run is None or (isinstance(operation_id, durable_exec.EventStreamHandlerId) and not self._handle_events):
             return await body()
         context = next((each for each in cache_key if isinstance(each, AgentRunContext)), None)
         key = next_key(run, name, place_in(run, context))
-        if isinstance(operation_id, ModelRequestId | ModelCompactMessagesId):
+        if isinstance(operation_id, durable_exec.ModelRequestId | durable_exec.ModelCompactMessagesId):
 
             def step(call: Callable[[], Awaitable[object]]) -> Awaitable[object]:
                 return model_step(run, name, call, usage=_usage, key=key, **config)
 
         else:
-            is_call = isinstance(operation_id, ToolsetCallToolId)
+            is_call = isinstance(operation_id, durable_exec.ToolsetCallToolId)
 
             def step(call: Callable[[], Awaitable[object]]) -> Awaitable[object]:
                 return run.step(name, partial(_counted, run, call) if is_call else call, key=key, **config)

@@ -19,21 +19,8 @@ from .._core.validation import Shown, must
 from .._execution.waits import ANSWER_SCHEMA, reviewed
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnserialisableResult, brief
 from ..events.base import EventBus
+from ..queue import records
 from ..queue.base import RunQueue
-from ..queue.records import (
-    CLOSED,
-    QUESTION,
-    SIGNAL_ONLY,
-    WAIT_CANCELLED,
-    MailboxMessage,
-    OpenQuestion,
-    RunFilter,
-    RunRow,
-    answer_id,
-    answered_request,
-    damaged,
-    open_questions,
-)
 from ..tools.confirmation import misfit_of_answer
 
 _BATCH: Final = 1000  # rows in one read of `open_requests`
@@ -89,13 +76,13 @@ class _Position(NamedTuple):
             raise must("after", "be the cursor of an ApprovalRequest, or None", cursor, fix) from None
 
 
-_Found = tuple[_Position, RunRow, OpenQuestion]
+_Found = tuple[_Position, records.RunRow, records.OpenQuestion]
 
 
-def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
+def _in(rows: Sequence[records.RunRow], after: _Position | None) -> Iterator[_Found]:
     """Yield the open questions of these runs that follow a position."""
     for row in rows:
-        for question in open_questions(row):
+        for question in records.open_questions(row):
             position = _Position(question.asked_at, row.arrival, question.request_id)
             if after is None or position > after:
                 yield position, row, question
@@ -103,7 +90,7 @@ def _in(rows: Sequence[RunRow], after: _Position | None) -> Iterator[_Found]:
 
 async def open_requests(
     queue: RunQueue, limit: int, after: str | None, agent: str | None, tenant: str = "", *, metadata: bool = False
-) -> list[tuple[RunRow, ApprovalRequest]]:
+) -> list[tuple[records.RunRow, ApprovalRequest]]:
     """Return the open questions of all runs, the oldest first, each with the row of its run: light, or with `metadata`.
 
     The rows of the runs that ask have all that the order depends on. Only the mailboxes of the runs on the page are
@@ -111,7 +98,7 @@ async def open_requests(
     """
     start = None if after is None else _Position.of_cursor(after)
     first: list[_Found] = []
-    wanted = RunFilter(
+    wanted = records.RunFilter(
         agent=agent, tenant=tenant or None, asking=True, light=not metadata, without_input=metadata, limit=_BATCH
     )
     while rows := await queue.find(wanted):
@@ -129,7 +116,7 @@ async def open_requests(
     return found
 
 
-async def open_requests_of(queue: RunQueue, row: RunRow) -> list[ApprovalRequest]:
+async def open_requests_of(queue: RunQueue, row: records.RunRow) -> list[ApprovalRequest]:
     """Return the open questions of one run, the oldest first."""
     found = sorted(_in([row], None), key=itemgetter(0))
     mail = await queue.mail(row.run_id) if found else []
@@ -137,10 +124,10 @@ async def open_requests_of(queue: RunQueue, row: RunRow) -> list[ApprovalRequest
 
 
 def _request(
-    position: _Position, row: RunRow, question: OpenQuestion, mail: Sequence[MailboxMessage]
+    position: _Position, row: records.RunRow, question: records.OpenQuestion, mail: Sequence[records.MailboxMessage]
 ) -> ApprovalRequest | None:
     """Return an open question with what the mailbox of the run has about it; None if the run was deleted."""
-    message = next((each for each in mail if (each.kind, each.msg_id) == (QUESTION, question.request_id)), None)
+    message = next((each for each in mail if (each.kind, each.msg_id) == (records.QUESTION, question.request_id)), None)
     if message is None:
         return None
     payload = _payload(row.run_id, message)
@@ -165,27 +152,27 @@ def _request(
     )
 
 
-def _problem(payload: dict[str, Any], name: str, mail: Sequence[MailboxMessage]) -> str | None:
+def _problem(payload: dict[str, Any], name: str, mail: Sequence[records.MailboxMessage]) -> str | None:
     """Return why the last message under the name of a question does not answer it.
 
     `approve` stores no answer that does not fit. So it is a plain signal, or an answer from before the question.
     """
     for each in reversed(mail):
-        if each.msg_id.startswith(SIGNAL_ONLY):  # its sender may not answer
+        if each.msg_id.startswith(records.SIGNAL_ONLY):  # its sender may not answer
             continue
-        if each.kind == "signal" and each.name == name and answered_request(each.msg_id) is None:
+        if each.kind == "signal" and each.name == name and records.answered_request(each.msg_id) is None:
             with suppress(UnserialisableResult):  # the run, which decodes it too, fails with this error
                 return misfit_of_answer(decode_known(each.payload), payload.get("schema")) or payload.get("problem")
     return payload.get("problem")
 
 
-def _payload(run_id: object, message: MailboxMessage) -> dict[str, Any]:
+def _payload(run_id: object, message: records.MailboxMessage) -> dict[str, Any]:
     try:
         payload = decode_known(message.payload)
     except UnserialisableResult:
         payload = None
     if not isinstance(payload, dict):
-        raise damaged(run_id, f"the question {message.msg_id}", payload)
+        raise records.damaged(run_id, f"the question {message.msg_id}", payload)
     return payload
 
 
@@ -204,7 +191,7 @@ class AskedRequests:
     """
 
     def __init__(
-        self, run_id: str, name: str, mail: Sequence[MailboxMessage], payloads: dict[str, dict[str, Any]]
+        self, run_id: str, name: str, mail: Sequence[records.MailboxMessage], payloads: dict[str, dict[str, Any]]
     ) -> None:
         self.payloads = payloads
         #: Number of the last message that was read.
@@ -221,7 +208,9 @@ class AskedRequests:
         it, if that is not `run_id`.
         """
         mail = await queue.mail(run_id)
-        payloads = {each.msg_id: _payload(run_id, each) for each in mail if each.kind == QUESTION and each.name == name}
+        payloads = {
+            each.msg_id: _payload(run_id, each) for each in mail if each.kind == records.QUESTION and each.name == name
+        }
         if not payloads:
             payloads = {
                 event.payload["request_id"]: event.payload
@@ -240,7 +229,7 @@ class AskedRequests:
             IllegalTransition: The code of the run has cancelled the wait for the answer.
             InvalidArgument: Several requests are open, and none is named.
         """
-        given = {each: answer_id(each, message_id) for each in self.payloads if message_id}
+        given = {each: records.answer_id(each, message_id) for each in self.payloads if message_id}
         repeated = next((each for each, answer in given.items() if answer in self._received), None)
         if repeated is not None:
             return repeated if self._decided[repeated].msg_id == given[repeated] else None
@@ -267,7 +256,7 @@ class AskedRequests:
         details = payload if _is_review(payload) else payload.get("details")
         return details.get("tool_args", details) if isinstance(details, dict) else details
 
-    def decided_by(self, request_id: str, found: Mapping[str, MailboxMessage]) -> str | None:
+    def decided_by(self, request_id: str, found: Mapping[str, records.MailboxMessage]) -> str | None:
         """Return the id of the message that decided a request, None if it is open.
 
         Args:
@@ -278,7 +267,7 @@ class AskedRequests:
             IllegalTransition: The code of the run has cancelled the wait for the answer.
         """
         message = found.get(request_id)
-        if message is not None and (message.kind, message.payload) == (CLOSED, WAIT_CANCELLED):
+        if message is not None and (message.kind, message.payload) == (records.CLOSED, records.WAIT_CANCELLED):
             raise IllegalTransition(
                 f"cannot answer {brief(self._name)} of run {self._run_id!r}: the code of the run has cancelled its "
                 "wait for the answer. If it asks again, runner.approvals() shows the new question"
@@ -298,10 +287,10 @@ class AskedRequests:
             raise must(subject, "match the schema of the request", answer, wrong)
 
 
-def decisions(mail: Sequence[MailboxMessage]) -> dict[str, MailboxMessage]:
+def decisions(mail: Sequence[records.MailboxMessage]) -> dict[str, records.MailboxMessage]:
     """Return, by the id of the request, the first message that answered or closed it."""
-    found: dict[str, MailboxMessage] = {}
+    found: dict[str, records.MailboxMessage] = {}
     for each in mail:
-        if (request := answered_request(each.msg_id)) is not None:
+        if (request := records.answered_request(each.msg_id)) is not None:
             found.setdefault(request, each)
     return found
