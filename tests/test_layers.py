@@ -129,7 +129,7 @@ ROWS: dict[str, list[str]] = {
         "backends backpressure conversation_history run_watcher settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
         "cancellation claim outcomes run_recorder",
-        "run_client",
+        "guarded_calls run_client",
         "run_conversation",
         "execution",
         "worker",
@@ -188,7 +188,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 8539,
-    "runner": 6153,
+    "runner": 6163,
     "_execution": 5773,
     "persistence": 5675,
     "llm": 3938,

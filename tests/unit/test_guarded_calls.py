@@ -21,7 +21,7 @@ from agent_runtime_core.persistence import (
     PersistenceManager,
 )
 from agent_runtime_core.persistence.fencing import CURRENT_CLAIM
-from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, outcomes
+from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, guarded_calls
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.support.runs import Body, Rig, Script, soon, until
@@ -211,7 +211,7 @@ async def test_a_run_that_is_cancelled_while_on_error_hangs_ends_as_cancelled(pl
 async def test_a_run_whose_hook_hangs_is_given_back_by_a_worker_that_stops(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     inside = asyncio.Event()
 
     async def hangs(ctx: Any, error: BaseException) -> None:
@@ -230,7 +230,7 @@ async def test_a_run_whose_hook_hangs_is_given_back_by_a_worker_that_stops(
 async def test_a_hook_that_listens_to_nothing_is_left_to_itself(
     place: Path | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     leave, errors = asyncio.Event(), list[BaseException]()
 
     async with Rig(place, run_timeout_seconds=300) as rig:
@@ -346,7 +346,7 @@ async def test_an_agent_without_hooks_of_its_own_pays_for_none(
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(outcomes.GuardedCalls, "call", never)
+    monkeypatch.setattr(guarded_calls.GuardedCalls, "call", never)
     async with Rig(place) as rig:
         assert (await rig.go(nothing, "ok")).status is RunStatus.SUCCEEDED
         result = await rig.go(breaks, "r")
@@ -382,7 +382,7 @@ async def test_a_store_that_does_not_answer_is_waited_for_within_the_attempts_ti
 async def test_a_run_is_cancelled_though_a_store_does_not_answer(
     place: Path | None, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     async with Rig(place, Clock(), grace_seconds=0) as rig:
         store = HangingTalk(which, for_ever)
         runner = with_stores(rig, conversation_store=store)
@@ -397,7 +397,7 @@ async def test_a_run_is_cancelled_though_a_store_does_not_answer(
 async def test_a_run_is_given_back_though_a_store_does_not_answer(
     place: Path | None, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     async with Rig(place, Clock(), grace_seconds=0) as rig:
         store = HangingTalk(which, for_ever)
         runner = with_stores(rig, conversation_store=store)
@@ -420,7 +420,7 @@ async def test_a_cancellation_out_of_a_store_fails_the_attempt(place: Path | Non
 async def test_an_audit_store_keeps_no_run_from_returning(
     place: Path | None, then: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     monkeypatch.setattr(HangingAudit, "then", staticmethod(then))
     async with Rig(place, Clock(), grace_seconds=0) as rig:
         runner = with_stores(rig, audit_store=HangingAudit())
@@ -432,14 +432,14 @@ async def test_an_audit_store_keeps_no_run_from_returning(
 @pytest.mark.parametrize("waits", [False, True])
 async def test_only_an_agent_that_waits_costs_a_timer(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     timers = 0
-    wait = outcomes.GuardedCalls.wait
+    wait = guarded_calls.GuardedCalls.wait
 
-    async def counted(calls: outcomes.GuardedCalls, what: object, seconds: float) -> None:
+    async def counted(calls: guarded_calls.GuardedCalls, what: object, seconds: float) -> None:
         nonlocal timers
         timers += 1
         await wait(calls, what, seconds)
 
-    monkeypatch.setattr(outcomes.GuardedCalls, "wait", counted)
+    monkeypatch.setattr(guarded_calls.GuardedCalls, "wait", counted)
 
     async def body(ctx: Any) -> None:
         for _ in range(3 if waits else 0):

@@ -16,8 +16,8 @@ from agent_runtime_core import AgentRuntime, RunResult
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import StepCancelledError, StorageClosed
-from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run, outcomes
-from agent_runtime_core.runner.outcomes import GuardedCalls
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, guarded_calls, open_run
+from agent_runtime_core.runner.guarded_calls import GuardedCalls
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
@@ -366,7 +366,7 @@ async def test_steps_of_the_cancel_hook_are_recorded_and_not_part_of_the_run(pla
 async def test_another_worker_calls_a_hook_that_was_cut_off_and_its_steps_are_not_repeated(
     place: Path | None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 0.01)
     agent = Compensates(hangs=1)
     async with Rig(place, Clock(), grace_seconds=60) as rig:
         rig.registry.register(agent)
@@ -482,7 +482,7 @@ async def test_a_cancel_hook_that_is_stopped_starts_and_records_nothing_more(
                 for name, call in every_call(ctx):
                     raised[name] = await _raised(call)
 
-    monkeypatch.setattr(outcomes, "LEAVE_SECONDS", 5.0)
+    monkeypatch.setattr(guarded_calls, "LEAVE_SECONDS", 5.0)
     agent, raised = Late(), dict[str, BaseException | None]()
     async with Rig(place, Clock(), grace_seconds=60) as rig:
         rig.registry.register(agent)

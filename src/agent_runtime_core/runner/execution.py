@@ -50,6 +50,7 @@ from ..tracing.tracer import Tracer
 from .backends import Backends
 from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
+from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
 from .outcomes import (
     JITTER,
@@ -58,7 +59,6 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
-    GuardedCalls,
     NothingToDo,
     NotSaved,
     OutcomePolicy,

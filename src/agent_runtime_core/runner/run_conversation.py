@@ -20,7 +20,8 @@ from ..queue.records import MESSAGE, MailboxMessage, RowChanged
 from ..status import RunStatus
 from .claim import HeldClaim
 from .completion_hooks import HistoryReader
-from .outcomes import GuardedCalls, NotSaved
+from .guarded_calls import GuardedCalls
+from .outcomes import NotSaved
 
 #: After these errors the run resumes later, or in another process.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull, *UNREADABLE)
