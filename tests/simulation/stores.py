@@ -213,13 +213,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             else:
                 self.world.trace("refused", request.ops)
 
-    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Read at this moment, with the reader's connection: the wire may be in a commit."""
-        if not self.world.reads_on_loop:
-            return None
-        self._reader = self._reader or self.file.connect()
-        return view(self._reader, short, args)
-
     def submit_read(
         self,
         fn: Callable[..., Any],

@@ -55,7 +55,6 @@ class World:
         self.skew, self.hours = skew, hours
         self.decodes, self.encrypts = decodes, False  # whether hosts have a codec, and whether it encrypts
         self.stands = bool(seed % 2)  # whether claims of idle workers stand, where the store can have them do so
-        self.reads_on_loop = seed % 4 < 2  # whether short reads take no time, where a store reads on the event loop
         self.ablated = frozenset(ablated)
         self.agents: list[AgentRuntime] = []
         self.tables: dict[str, dict[str, dict[Any, Any]]] = {}

@@ -339,23 +339,12 @@ def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
     )
 
 
-_MAIL = "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq"
-_SHORT = 1 << 16  # characters of messages that an event loop reads itself
-
-
 def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage]:
-    return [MailboxMessage(*row) for row in view.execute(_MAIL, (run_id, after))]
-
-
-def _short_mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage] | None:
-    """Return the messages of a mailbox, or None if they are long."""
-    found, left = [], _SHORT
-    for row in view.execute(_MAIL, (run_id, after)):  # reads one row after the other
-        found.append(MailboxMessage(*row))
-        left -= len(row[2])
-        if left < 0:
-            return None
-    return found
+    rows = view.execute(
+        "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq",
+        (run_id, after),
+    )
+    return [MailboxMessage(*row) for row in rows]
 
 
 def _news(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
@@ -382,9 +371,7 @@ def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
 class SQLiteQueue(SQLiteBackend, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    operation_sets: ClassVar[OperationSets] = (
-        operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of, short_reads={_mail: _short_mail}),
-    )
+    operation_sets: ClassVar[OperationSets] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
 
     reads: ClassVar[Reads] = {
         "row": _get,

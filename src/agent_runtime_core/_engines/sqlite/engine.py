@@ -111,7 +111,6 @@ class SQLiteEngine(SharedEngine):
         self.known: RowCache = RowCache()
         self.fences: list[Callable[[Any, str], str | None]] = []
         self._added: set[str] = set()  # names of operation sets
-        self._short_reads: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.readers: Readers = Readers(path, lambda: _Session(self.file), self._ensure_open)
         self.dead_looked_at: float = -1.0  # boot time of the last check for dead processes
         flushes = durability == "full"
@@ -147,7 +146,6 @@ class SQLiteEngine(SharedEngine):
             return
         self.file.migrate(operation_set)
         self.writer.add(operation_set)
-        self._short_reads |= operation_set.short_reads
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
         self._added.add(operation_set.name)
@@ -182,16 +180,10 @@ class SQLiteEngine(SharedEngine):
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._ensure_open()
-        if (short := self._short_reads.get(fn)) is not None and (found := self.read_on_loop(short, args)) is not None:
-            return found
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self.submit_read(fn, args, loop, future)
         return await future
-
-    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return what a short read finds; None if a thread must read. The simulator overrides this."""
-        return self.writer.read_on_loop(short, args)
 
     def submit_read(
         self,

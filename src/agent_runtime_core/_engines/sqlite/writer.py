@@ -20,7 +20,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
 
 from ..._core.per_loop import PerLoop
 from ..._core.threads import started
@@ -30,7 +29,6 @@ from ..commit_request import CommitRequest, LoopBatch, resolve, resolve_all
 from .database import DatabaseFile
 from .group_commit import GroupCommitter
 from .liveness import CommitLock
-from .transaction import DRIVER_ERRORS
 
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 WAIT_MS = 50  # how long a checkpoint waits for readers
@@ -268,22 +266,6 @@ class Writer:
             with contextlib.suppress(StorageError):
                 self.run_job(self._maintain)
         return True
-
-    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Read with the writing connection; None, with nothing read, if the thread uses it or the read failed."""
-        if self._queued:
-            return None
-        try:
-            if not self._connection_lock.acquire(blocking=False) or self._closed:
-                return None
-            return short(self.committer.conn, *args)
-        except DRIVER_ERRORS:
-            return None  # the thread of a reader fails in the same way, and reports it
-        finally:
-            try:  # noqa: SIM105 - suppress() may itself be interrupted
-                self._connection_lock.release()
-            except RuntimeError:  # another thread owns it
-                pass
 
     # -- for the thread
 
