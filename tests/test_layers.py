@@ -227,6 +227,8 @@ BUDGET: dict[str, int] = {
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
 SHORTEST_MODULE = 40  # code lines of a module with a single user
+#: Functions that are longer, with their lines: mostly signatures. A number is never raised.
+LONG_FUNCTIONS = {"openai_fallbacks": 63, "run_turn_loop": 76, "execute_plan": 72, "execute_distributed": 70}
 
 #: Most private modules of other packages that these packages import. Less is better: they are to use promised names.
 PRIVATE: dict[str, int] = {"server": 19, "inspector": 18, "integrations": 17, "cli": 16, "turns": 20, "planning": 15}
@@ -508,8 +510,10 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
             found.append(f"{path}: {code_lines(text)} code lines, only for {only}")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                prose = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
-                if (lines := (node.end_lineno or 0) - (prose or 0)) > LONGEST_FUNCTION:
+                docstring = node.body[0] if ast.get_docstring(node) else None
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                lines -= (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
+                if lines > LONG_FUNCTIONS.get(node.name, LONGEST_FUNCTION):
                     found.append(f"{path}: {node.name}() has {lines} lines")
     assert found == []
 

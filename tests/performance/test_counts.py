@@ -55,7 +55,7 @@ CEILINGS: dict[str, float] = {
 
 
 def measured() -> dict[str, float]:
-    # In a process of its own: other tests leave threads, and coverage counts calls itself.
+    # In a separate process: other tests leave threads, and coverage counts calls itself.
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.counts"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ Table = list[tuple[str, dict[str, Any]]]
 def for_each(names: str | Sequence[str], cases: Iterable[Any], *, ids: object = None) -> Callable[[Test], Test]:
     """Call a test for each case, as `pytest.mark.parametrize` does, in one item.
 
-    Each call gets a folder `tmp_path` and a `monkeypatch` of its own. All cases share the other fixtures. Use it for
+    Each call gets another folder `tmp_path` and another `monkeypatch`. All cases share the other fixtures. Use it for
     cases that take less than 20 ms.
 
     Args:
@@ -81,8 +80,10 @@ def close_files() -> None:
 
 def _table(names: list[str], cases: Iterable[Any], ids: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each case, or its number, and its arguments."""
-    named = itertools.count() if ids is None or callable(ids) else ids
-    for case, name in zip(cases, named, strict=False):
+    cases = [*cases]
+    assert cases, "a loop without cases checks nothing"
+    named = range(len(cases)) if ids is None or callable(ids) else ids
+    for case, name in zip(cases, named, strict=True):
         if hasattr(case, "marks"):  # of pytest.param
             assert not case.marks, f"a case in a loop must not have marks, got {case.marks}"
             values, name = case.values, case.id or name

@@ -531,7 +531,7 @@ def _is_multiple(value: float, factor: float) -> bool:
 
 #: Keywords whose values are data, in which "$ref" means nothing.
 _DATA: Final = frozenset({"const", "default", "enum", "examples"})
-#: Keywords whose value is a mapping of names, which may be those of keywords, to schemas.
+#: Keywords whose value is a mapping of names to schemas. A name there may be the same as a keyword.
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _DEFINITIONS: Final = "#/$defs/"
 
@@ -563,7 +563,7 @@ def _without_definitions(tree: Any, found: dict[str, Any]) -> Any:
 
 
 def _free_names(definitions: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of definitions beside those found: with a number if two different ones have the same name."""
+    """Return names for more definitions: with a number if two different ones have the same name."""
     number = 1
     while True:
         names = {title: title if number == 1 else f"{title}_{number}" for title in definitions}

@@ -26,7 +26,7 @@ class AttemptOptions(TypedDict, total=False):
 
 
 def takes_options_of(method: Callable[..., Any], without: Container[str] = ()) -> Callable[[F], F]:
-    """Let `help()` and `inspect.signature` show the options of `method` in the place of `**options`.
+    """Let `help()` and `inspect.signature` show the options of `method` instead of `**options`.
 
     Args:
         method: The method that lists the options. A method without a docstring gets its docstring.

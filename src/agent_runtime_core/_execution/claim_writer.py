@@ -461,7 +461,7 @@ def records_of(ops: Sequence[Op]) -> list[Record]:
 class WriteBuffer:
     """Operations that are written with the next commit of the claim, or by a timer.
 
-    A commit of their own would delay the commit after it.
+    A separate commit would delay the commit after it.
 
     Attributes:
         guard: The guard of the writes.
@@ -580,7 +580,7 @@ class WriteBuffer:
 # The queue sets the fence of a claim on its own engine, and the runner copies it to the other engines. If two engines
 # have the same fences, the end of a run on one of them rejects the writes of the same claim on the other.
 
-#: The ids of the engines that were found to have fences of their own, by queue.
+#: The ids of the engines that were found to have their own fences, by queue.
 _separate: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
 

@@ -119,7 +119,7 @@ class MailboxReader:
 
 # -- messages to the agent of a run
 
-#: When the agent gets a message: before its next model call, or at once, by an end of the model call in flight.
+#: When the agent gets a message: before its next model call, or immediately, by an end of the model call in flight.
 NEXT_TURN, INTERRUPT = "next_turn", "interrupt"
 
 _ID: Final = "arc.message:"  # before the caller's id: a signal with the same id is another message

@@ -178,7 +178,7 @@ class StateOperations:
     def operation_set(self, backend_operations: Mapping[str, Callable[..., Any]], **options: Any) -> OperationSet:
         """Return the operations of a backend, with the options of `OperationSet`.
 
-        `backend_operations` are those on the row of a state, which each backend writes in one statement.
+        `backend_operations` change the row of a state, which each backend does in one statement.
         """
         return OperationSet(
             "state",

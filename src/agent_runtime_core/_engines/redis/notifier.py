@@ -110,7 +110,7 @@ def _escaped(channel: str) -> str:
 
 
 class Subscription:
-    """A connection that follows one channel, read by a thread of its own.
+    """A connection that follows one channel. A separate thread reads it.
 
     On the loop that called `follow`, `take` is called with each message, and `lost` when no more can come.
     """
