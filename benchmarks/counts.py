@@ -22,7 +22,7 @@ from typing import Any
 from agent_runtime_core._core.lazy_import import load
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import MissingDependency
-from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult, TraceSink
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, open_run
@@ -163,6 +163,31 @@ async def _turn(url: str, calls: Calls) -> Iterator[tuple[str, float]]:
     return iter([("agent turn", calls.calls / TURNS), ("thread changes of an agent turn", calls.changes / TURNS)])
 
 
+class _Ignores(TraceSink):
+    def log_event(self, run_id: Any, event_type: str, payload: dict[str, Any]) -> None: ...
+
+
+async def _traced(url: str, calls: Calls) -> Iterator[tuple[str, float]]:
+    """A step with a trace sink that does nothing: what reports it, and passes it on."""
+
+    class Steps(AgentRuntime):
+        key = "traced"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            for n in range(WARM):
+                await ctx.step(f"warm-{n}", _value)
+            with calls.counted():
+                for n in range(STEPS):
+                    await ctx.step(f"step-{n}", _value)
+                await asyncio.to_thread(tracer.close)
+            return RunResult()
+
+    async with AgentRunner.open(url, trace_sinks=[_Ignores()]) as runner:
+        tracer: Any = runner.tracer
+        await runner.execute(Steps())
+    return iter([("step with a trace sink", calls.calls / STEPS)])
+
+
 async def _statements(path: Path) -> Iterator[tuple[str, float]]:
     """SQL statements, transactions and pages of the log that a run without steps takes."""
     connect, executed = sqlite3.connect, list[str]()
@@ -250,7 +275,7 @@ async def _commands(url: str, client: Any) -> Iterator[tuple[str, float]]:
     return iter([("Redis commands of a run", commands / RUNS), ("script calls of an agent turn", scripts / TURNS)])
 
 
-MEASURES = (_noop, _drained, _inside, _turn)
+MEASURES = (_noop, _drained, _inside, _turn, _traced)
 
 
 def counts(folder: Path) -> dict[str, float]:
@@ -265,7 +290,7 @@ def counts(folder: Path) -> dict[str, float]:
             client = stack.enter_context(contextlib.closing(load("redis:Redis").from_url(stores["Redis"])))
         for store, url in stores.items():
             for measure in MEASURES:
-                if measure is _inside and store == "Redis":
+                if store == "Redis" and measure in (_inside, _traced):
                     continue
                 with _calls() as calls:
                     for name, count in asyncio.run(measure(url, calls)):

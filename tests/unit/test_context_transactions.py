@@ -590,7 +590,7 @@ async def test_trace_sinks_hear_of_a_transaction_as_of_a_step(tmp_path: Path) ->
     heard: list[tuple[str, Any]] = []
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.writer.on_event = lambda kind, payload: heard.append((kind, payload.get("result")))
+        ctx.journal.writer.on_events = lambda make: heard.extend((kind, about.get("result")) for kind, about in make())
         return [await ctx.step("a", lambda: 1), await ctx.transaction("t", lambda conn: 2)]
 
     async with Rig(tmp_path / "a.db") as rig:

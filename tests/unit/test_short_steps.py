@@ -203,7 +203,7 @@ async def test_a_run_that_ends_at_once_is_traced_once(tmp_path: Path) -> None:
     async with Rig(tmp_path / "runs.db", linger=PATIENT) as rig:
 
         async def body(ctx: Any) -> None:
-            ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
+            ctx.journal.writer.on_events = lambda make: heard.extend(kind for kind, _ in make())
 
         await rig.value(body)
         assert len(await rig.records()) == 1
@@ -215,7 +215,7 @@ async def test_what_hears_of_it_hears_of_the_start_once(tmp_path: Path) -> None:
         heard: list[str] = []
 
         async def body(ctx: Any) -> None:
-            ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
+            ctx.journal.writer.on_events = lambda make: heard.extend(kind for kind, _ in make())
             await ctx.step("a", value)
             await StepExecutor(ctx).run([Step("b", first)])
 

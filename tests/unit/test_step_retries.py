@@ -249,7 +249,7 @@ async def test_trace_sinks_hear_once_of_what_was_not_answered(
     client = Scripted(say=lambda messages: asks(call("add", {"n": 1})) if len(messages) == 1 else "done")
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
+        ctx.journal.writer.on_events = lambda make: heard.extend(kind for kind, _ in make())
 
         async def loop() -> Any:
             tools = ToolRegistry()
@@ -392,7 +392,7 @@ async def test_what_is_not_answered_while_steps_go_on_beside_it_costs_nothing(
         last.set()
 
     async def body(ctx: Any) -> Any:
-        ctx.journal.writer.on_event = lambda kind, payload: heard.append(kind)
+        ctx.journal.writer.on_events = lambda make: heard.extend(kind for kind, _ in make())
         await rig.runner.signal("r", "go", 0)
         values.append([(await asyncio.gather(one(ctx), others(ctx)))[0], await ctx.uuid4()])
         if len(values) == 1:

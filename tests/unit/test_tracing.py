@@ -122,6 +122,55 @@ def _threads() -> list[str]:
 # -- what sinks are told
 
 
+def test_events_are_made_in_the_thread_of_the_sinks_in_order(mine: MyTraceSink, clock: VirtualClock) -> None:
+    tracer, threads = Tracer([mine], clock=clock), list[str]()
+
+    def make() -> Iterator[tuple[str, dict[str, Any]]]:
+        threads.append(threading.current_thread().name)
+        yield "step.started", {"step_id": "1"}
+        yield "step.completed", {"step_id": "1"}
+
+    tracer.event(RUN, "before", {})
+    tracer.events(RUN, make)
+    clock.advance(5)
+    tracer.event(RUN, "after", {})
+    tracer.close(SOON)
+    found = [(each["type"], each["time"]) for each in (mine.next() for _ in range(4))]
+    assert found == [
+        ("before", START), ("step.started", START), ("step.completed", START), ("after", START + 5)
+    ]  # fmt: skip
+    assert threads == ["agent-runtime-traces"]
+
+
+def test_events_that_cannot_be_made_are_left_out_with_a_warning(
+    mine: MyTraceSink, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Iterator[tuple[str, dict[str, Any]]]:
+        raise ValueError("an unknown type")
+
+    tracer = Tracer([mine], clock=clock)
+    tracer.events(RUN, make)
+    tracer.event(RUN, "after", {})
+    tracer.close(SOON)
+    assert mine.next()["type"] == "after"
+    assert f"the traces of some events of run {RUN} are missing" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sink_that_ends_the_thread_does_not_end_the_traces(mine: MyTraceSink, clock: VirtualClock) -> None:
+    class Ends(TraceSink):
+        def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+            if event_type == "ends":
+                raise GeneratorExit
+
+    tracer = Tracer([Ends(), mine], clock=clock)
+    tracer.event(RUN, "ends", {})
+    _every_trace_thread_ends()
+    tracer.event(RUN, "after", {})
+    assert mine.next()["type"] == "after"
+    tracer.close(SOON)
+
+
 def test_a_sink_with_trace_alone_gets_everything_as_one_dict_each(mine: MyTraceSink, clock: VirtualClock) -> None:
     tracer = Tracer([mine], clock=clock)
     tracer.start_run(RUN, {"agent_key": "a", "attempt": 1})

@@ -80,6 +80,7 @@ def next_id(clock: Clock, now: float) -> str:
     return found
 
 
+@lru_cache(256)  # each event and trace of a step has the same id
 def step_id(run_id: str, name: str, key: str) -> str:
     """Return the ULID of a step, the same on every attempt and in every process."""
     # The lengths distinguish ("a", "bc") from ("ab", "c").

@@ -31,7 +31,11 @@ CURRENT_STEP: ContextVar[Step | None] = ContextVar("agent_runtime_step", default
 
 def step_position(step_id: str | None) -> dict[str, Any]:
     """Return the fields by which a trace names a step that the calling code is in: with its attempt and parent."""
-    scope = CURRENT_STEP.get()
+    return position_of(CURRENT_STEP.get(), step_id)
+
+
+def position_of(scope: Step | None, step_id: str | None) -> dict[str, Any]:
+    """Return `step_position` for code that runs in the step `scope`."""
     if step_id is None or scope is None or scope.step_id != step_id:
         return {"step_id": step_id, "parent_id": None, "attempt": None}
     return {"step_id": step_id, "parent_id": _parent_of(scope), "attempt": scope.attempt}

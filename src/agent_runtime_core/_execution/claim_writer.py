@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from .._core.clock import Clock
 from .._core.codec.json import decode, encode
 from .._core.former_names import renamed_attribute
-from .._core.log import step_position
+from .._core.log import CURRENT_STEP, Step, position_of
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must, type_name
 from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, end_fence
@@ -42,6 +43,7 @@ from ..events.event import AGENT_MARK, agent_type
 from ..queue.base import RunQueue
 from ..queue.records import LIVE, QUESTION, MailboxMessage, RunRow, RunUpdate
 from ..state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
+from ..tracing.tracer import EventMaker, TracedEvent
 from .run_writer import OUTCOME_UNKNOWN, ChildCall, Row, UnconfirmedWrite
 
 _new = tuple.__new__
@@ -71,7 +73,8 @@ class ClaimWriter:
     """Writes for one claim; every engine refuses its writes once another claim exists. `open` it before the first read.
 
     Attributes:
-        on_event: Receives the type and payload of each event that this claim has written.
+        on_events: Receives what makes the events that this claim has written: types with payloads, in order. It is
+            called later, in another thread, so that a step does not wait for it.
         closed_error: Why the step of that name must not start; None while steps may start.
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
@@ -97,7 +100,7 @@ class ClaimWriter:
         self.redaction: Redaction | None = state.redaction
         self.clock: Clock = clock
         self.guard: Guard = Guard(row.run_id, row.claim_id)
-        self.on_event: Callable[[str, dict[str, Any]], None] | None = None
+        self.on_events: Callable[[EventMaker], None] | None = None
         self.closed_error: Callable[[str], Exception] | None = None
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
@@ -132,7 +135,7 @@ class ClaimWriter:
         self._buffer.start_at(records[-1].seq + 1 if records else 0)
         if self._publisher is not None and records:
             await self._publish_missing(self._publisher, records)
-        if self.on_event is not None and not fresh:
+        if self.on_events is not None and not fresh:
             self._first_new_event = await self.bus.head(self.run_id)
         return records
 
@@ -239,25 +242,16 @@ class ClaimWriter:
         """Return the operations that append these records, and those that publish their events."""
         return self._appends(records), [] if self._publisher is None else self._publisher.operations(records)
 
-    # -- reports to `on_event`
+    # -- reports to `on_events`
 
     def _report(self, records: Sequence[Record]) -> None:
-        if self.on_event is not None:
-            for record in records:
-                events = derived_events(self.run_id, record)
-                if includes_start(record):  # reported when the start was buffered
-                    events = events[1 if record.kind == ENDED else start_events(record.total) :]
-                for kind, payload in events:
-                    if kind == "step.started":  # reported in the task of the step
-                        payload["parent_id"] = step_position(payload["step_id"])["parent_id"]
-                    self.on_event(kind, payload)
+        if self.on_events is not None:
+            self.on_events(partial(_events_of_records, self.run_id, tuple(records), CURRENT_STEP.get()))
 
     def _report_rows(self, rows: Sequence[Row], sequences: Sequence[int]) -> None:
-        if self.on_event is not None:
-            for (id_, kind, text, _), sequence in zip(rows, sequences, strict=True):
-                if sequence >= self._first_new_event:
-                    kind = agent_type(kind) if id_.startswith(AGENT_MARK) else kind  # a trace has no mark
-                    self.on_event(kind, cast("dict[str, Any]", decode(text)))
+        if self.on_events is not None:
+            new = [row for row, sequence in zip(rows, sequences, strict=True) if sequence >= self._first_new_event]
+            self.on_events(partial(_events_of_rows, new))
 
     # -- records
 
@@ -271,7 +265,7 @@ class ClaimWriter:
         A single commit is not repeated here: `StepJournal.write` does that. Each step of a run comes through here, and
         a coroutine of its own would cost it time.
         """
-        if self._single_engine and not self._buffer.ops and self.on_event is None:
+        if self._single_engine and not self._buffer.ops and self.on_events is None:
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
 
@@ -281,7 +275,7 @@ class ClaimWriter:
         Args:
             records: The records.
             queue: Operations for the same commit, if one engine has both.
-            reported: `on_event` has received the events of the records.
+            reported: `on_events` has received the events of the records.
 
         Returns:
             The results of the operations of the queue.
@@ -293,7 +287,7 @@ class ClaimWriter:
         else:
             state = self._appends(records)
             results = (await self._commit(self._state, [*state, *queue]))[len(state) :]
-        if self.on_event is not None and not reported:
+        if self.on_events is not None and not reported:
             self._report(records)
         return results
 
@@ -317,7 +311,7 @@ class ClaimWriter:
                 self._buffer.add(self._appends(records))
             else:
                 await self._commit_later(self._state, self._appends(records))
-            if self.on_event is not None:
+            if self.on_events is not None:
                 self._report(records)
             return
         state, events = self._with_events(records)
@@ -448,6 +442,28 @@ class ClaimWriter:
         results = await self.write(state, published, [Op("queue.settle", (self.run_id, how)), *ops])
         self._report(records)
         return results[2]
+
+
+# -- events that are reported
+
+
+def _events_of_records(
+    run_id: str, records: Sequence[Record], step: Step | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the events of records that code of `step` has written."""
+    for record in records:
+        events = derived_events(run_id, record)
+        if includes_start(record):  # reported when the start was buffered
+            events = events[1 if record.kind == ENDED else start_events(record.total) :]
+        for kind, payload in events:
+            if kind == "step.started":
+                payload["parent_id"] = position_of(step, payload["step_id"])["parent_id"]
+            yield kind, payload
+
+
+def _events_of_rows(rows: Sequence[Row]) -> Iterator[TracedEvent]:
+    for id_, kind, text, _ in rows:  # a trace has no mark
+        yield agent_type(kind) if id_.startswith(AGENT_MARK) else kind, cast("dict[str, Any]", decode(text))
 
 
 # -- buffered writes

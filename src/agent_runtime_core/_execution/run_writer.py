@@ -28,7 +28,7 @@ class UnconfirmedWrite(NamedTuple):
     """Records whose commit has an unknown outcome."""
 
     records: Sequence[Record]
-    reported: bool = False  # `on_event` received their events when they were buffered
+    reported: bool = False  # `on_events` received their events when they were buffered
     repeatable: bool = True  # `records` is all that the commit contained, so it can be written again
 
 

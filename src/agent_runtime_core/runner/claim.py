@@ -71,7 +71,7 @@ class HeldClaim:
     def _new_writer(self) -> ClaimWriter:
         writer = ClaimWriter(self.row, *self.backends, self.clock)
         if self._tracer is not None:
-            writer.on_event = partial(self._tracer.event, known_uuid(self.row.run_id))
+            writer.on_events = partial(self._tracer.events, known_uuid(self.row.run_id))
         return writer
 
     @property

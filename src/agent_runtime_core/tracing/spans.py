@@ -56,6 +56,7 @@ class SpanSender:
         )
         provider.add_span_processor(processor)
         self._provider, self._tracer = provider, provider.get_tracer(_SCOPE)
+        self._parent: tuple[TraceParent | None, Any] = (None, self._context())  # the last one, of most spans
 
     def context_of(self, span: TraceParent) -> Any:
         """Return an OpenTelemetry context in which this span is the current one."""
@@ -70,10 +71,12 @@ class SpanSender:
         if not at.sampled:
             return
         self._ids.following = at
+        if parent != self._parent[0]:
+            self._parent = (parent, self._context() if parent is None else self.context_of(parent))
         kinds = self.api.SpanKind
         span = self._tracer.start_span(
             name,
-            context=self._context() if parent is None else self.context_of(parent),
+            context=self._parent[1],
             kind=kinds.CLIENT if client else kinds.INTERNAL,
             attributes={key: value for key, value in attributes.items() if value is not None},
             links=[self.api.Link(self._span_context(link)) for link in links],
@@ -146,6 +149,9 @@ class _Execution:
     steps: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the start events of open steps, by step id
     others: int = 0  # spans that are no execution and no step
 
+    def __post_init__(self) -> None:
+        self.own: TraceParent = self.trace.execution  # the span of the execution, made once
+
     @property
     def attempt(self) -> int:
         return self.run.get("attempt") or 1
@@ -156,13 +162,12 @@ class _Execution:
     def enclosing(self, step_id: Any) -> TraceParent:
         """Return the span of the open step with that id, else the span of the execution."""
         known = self.steps.get(step_id) if isinstance(step_id, str) else None
-        return self.trace.execution if known is None else self.step(step_id, known.get("attempt"))
+        return self.own if known is None else self.step(step_id, known.get("attempt"))
 
     def another(self) -> TraceParent:
         """Return a span that nothing refers to."""
         self.others += 1
-        own = self.trace.execution
-        return own._replace(span_id=span_id(f"{own.span_id:x}", str(self.others)))
+        return self.own._replace(span_id=span_id(f"{self.own.span_id:x}", str(self.others)))
 
     def span(self, at: TraceParent, parent: TraceParent, kind: Kind, name: Any, times: tuple[float, float],
              about: Mapping[str, Any], error: str = "") -> Span:  # fmt: skip
@@ -171,7 +176,7 @@ class _Execution:
     def ended(self, time: float, about: Mapping[str, Any], error: str = "") -> Span:
         """Return the span of the execution itself."""
         name, trace, known = str(self.run.get("agent_key") or "agent"), self.trace, {**self.run, **about}
-        return Span(trace.run_id, self.run, trace.execution, trace.parent, "agent", name, self.start, time, known,
+        return Span(trace.run_id, self.run, self.own, trace.parent, "agent", name, self.start, time, known,
                     self.links, error)  # fmt: skip
 
 

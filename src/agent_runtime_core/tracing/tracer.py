@@ -8,7 +8,7 @@ import inspect
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -101,6 +101,9 @@ def _are_counts(value: Any) -> bool:
     )
 
 
+TracedEvent = tuple[str, dict[str, Any]]  # the type and the payload
+EventMaker = Callable[[], Iterable[TracedEvent]]  # makes events in order, in the thread of the sinks
+
 MAX_WAITING = 10_000  # traces that may wait for the sinks
 MAX_FAILURES = 20  # failures in a row after which a sink is paused
 PAUSE = 60.0  # seconds that a failing sink is paused
@@ -138,12 +141,27 @@ class _Trace(NamedTuple):
         return event | {"run_id": str(self.run_id), "time": self.time}
 
 
+class _LaterEvents(NamedTuple):
+    """Events that the thread of the sinks makes."""
+
+    run_id: UUID
+    make: EventMaker
+    time: float
+
+    def traces(self) -> list[_Trace]:
+        try:
+            return [_Trace("log_event", self.run_id, kind, about, self.time) for kind, about in self.make()]
+        except Exception as error:  # the type of a value cannot be decoded
+            log.warning("the traces of some events of run %s are missing", self.run_id, exc_info=error)
+            return []
+
+
 class Tracer:
     """Passes what happens to runs to trace sinks. It never delays a run or makes it fail.
 
-    1. A trace is copied one level deep. A daemon thread, which starts with the first trace, passes the traces in order
-       to each sink: to its start_run, log_event or end_run, and as one dict to its trace(event), on the event loop of
-       that thread.
+    1. A trace is copied one level deep. A daemon thread, which starts with the first trace, makes the events of
+       records, and passes the traces in order to each sink: to its start_run, log_event or end_run, and as one dict to
+       its trace(event), on the event loop of that thread.
     2. If the sinks are slow, at most 10,000 traces wait; later ones are dropped and counted.
     3. An error of a sink is logged once for each kind of error. After 20 failures in a row the sink is paused for 60 s.
        A coroutine of a sink that takes more than 10 s counts as a failure.
@@ -169,7 +187,7 @@ class Tracer:
         self.sinks: tuple[TraceSink, ...] = ()
         for sink in sinks:
             self.add(sink)
-        self._waiting: deque[_Trace] = deque()
+        self._waiting: deque[_Trace | _LaterEvents] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -237,6 +255,11 @@ class Tracer:
         if self._callers:
             self._add("log_event", run_id, event_type, payload)
 
+    def events(self, run_id: UUID, make: EventMaker) -> None:
+        """Trace the events of the run that `make` returns."""
+        if self._callers:
+            self._put(_LaterEvents(run_id, make, self._clock.wall()))
+
     def end_run(self, run_id: UUID, outcome: str, about: dict[str, Any] | None = None) -> None:
         """Trace that this process stopped executing the run; `outcome` says why."""
         if self._callers:
@@ -262,6 +285,9 @@ class Tracer:
     # -- from the threads of the runs to the thread of the sinks
 
     def _add(self, method: str, run_id: UUID, kind: str, about: dict[str, Any]) -> None:
+        self._put(_Trace(method, run_id, kind, _copied(about), self._clock.wall()))
+
+    def _put(self, trace: _Trace | _LaterEvents) -> None:
         if self._closed:
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -269,8 +295,8 @@ class Tracer:
             if self.dropped == 1:
                 log.warning("trace sinks are too slow: %d traces are waiting; later ones are dropped", MAX_WAITING)
             return
-        self._waiting.append(_Trace(method, run_id, kind, _copied(about), self._clock.wall()))
-        if self._thread is None or not self._thread.is_alive():
+        self._waiting.append(trace)
+        if self._thread is None or self._pid != os.getpid():  # after a fork, the thread is in the parent process
             self._start_thread()
         elif self._asleep:
             self._asleep = False
@@ -278,7 +304,7 @@ class Tracer:
 
     def _start_thread(self) -> None:
         with self._lock:
-            if self._closed or (self._thread is not None and self._thread.is_alive()):
+            if self._closed or (self._thread is not None and self._pid == os.getpid()):
                 return
             if self._pid not in (0, os.getpid()):
                 # In a forked child: the parent process passes on the traces from before the fork.
@@ -303,7 +329,12 @@ class Tracer:
     # -- in the thread of the sinks
 
     def _run(self) -> None:
-        asyncio.run(self._drain())
+        try:
+            asyncio.run(self._drain())
+        finally:  # the next trace starts another thread if a sink has ended this one
+            with self._lock:
+                if self._thread is threading.current_thread() and not self._closed:
+                    self._thread = None
 
     async def _drain(self) -> None:
         wake_event = self._wake_event = asyncio.Event()
@@ -311,12 +342,9 @@ class Tracer:
         while True:
             while self._waiting:
                 for _ in range(min(BATCH, len(self._waiting))):
-                    trace = self._waiting.popleft()
-                    if self._redaction is not None:
-                        about = redacted_trace(self._redaction, trace.method, trace.kind, trace.about)
-                        trace = trace._replace(about=about)
-                    for sink in self._callers:
-                        await sink.send(trace)
+                    for trace in self._made(self._waiting.popleft()):
+                        for sink in self._callers:
+                            await sink.send(trace)
                 await asyncio.sleep(0)  # let tasks of the sinks continue
             if self._closed:
                 break
@@ -333,6 +361,15 @@ class Tracer:
             log.warning("dropped traces: %d; the trace sinks are too slow", self.dropped)
         for sink in self._callers:
             await sink.flush()
+
+    def _made(self, waiting: _Trace | _LaterEvents) -> Iterable[_Trace]:
+        """Return the traces as the sinks get them."""
+        traces = [waiting] if isinstance(waiting, _Trace) else waiting.traces()
+        if self._redaction is None:
+            return traces
+        return [
+            each._replace(about=redacted_trace(self._redaction, each.method, each.kind, each.about)) for each in traces
+        ]
 
 
 class _SinkCaller:
@@ -379,7 +416,7 @@ class _SinkCaller:
     async def _call(self, method: str, *arguments: Any) -> bool:
         try:
             answer = self._methods[method](*arguments)
-            if inspect.isawaitable(answer):
+            if answer is not None and inspect.isawaitable(answer):
                 async with asyncio.timeout(CALL_TIMEOUT):
                     await answer
         except (Exception, asyncio.CancelledError, SystemExit) as error:
