@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import gc
 import json
+import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
@@ -275,6 +277,28 @@ async def _commands(url: str, client: Any) -> Iterator[tuple[str, float]]:
     return iter([("Redis commands of a run", commands / RUNS), ("script calls of an agent turn", scripts / TURNS)])
 
 
+SYSTEM_CALLS = "system calls of an agent turn, SQLite"  # counted only where strace is installed
+
+
+def _system_calls(folder: Path) -> Iterator[tuple[str, float]]:
+    """System calls of all threads for an agent turn: those of many turns without those of few."""
+    if (strace := shutil.which("strace")) is None:
+        return
+    found = {}
+    for turns in (WARM, WARM + TURNS):
+        summary = folder / f"strace-{turns}"
+        program = [sys.executable, "-m", "benchmarks.counts", str(folder / f"turns-{turns}.db"), str(turns)]
+        subprocess.run([strace, "-f", "-c", "-o", str(summary), *program], check=True)
+        *_, total = summary.read_text().splitlines()  # % time, seconds, microseconds a call, calls, errors, "total"
+        found[turns] = int(total.split()[3])
+    yield SYSTEM_CALLS, (found[WARM + TURNS] - found[WARM]) / TURNS
+
+
+async def _turns(url: str, count: int) -> None:
+    async with open_run(url, "turns") as ctx:
+        await run_turn_loop(ctx, Instant("_add", count), _tools())
+
+
 MEASURES = (_noop, _drained, _inside, _turn, _traced)
 
 
@@ -296,6 +320,7 @@ def counts(folder: Path) -> dict[str, float]:
                     for name, count in asyncio.run(measure(url, calls)):
                         found[f"{name}, {store}"] = count
         found.update(asyncio.run(_statements(folder / "statements.db")))
+        found.update(_system_calls(folder))
         found.update(asyncio.run(_waiting("memory://")))
         if client is not None:
             client.flushall()
@@ -309,5 +334,9 @@ def rows(size: Size) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="counts-") as place:
-        print(json.dumps(counts(Path(place)), indent=1))
+    if len(sys.argv) == 3:  # a program whose system calls are counted
+        configure(durability="normal")
+        asyncio.run(_turns(sys.argv[1], int(sys.argv[2])))
+    else:
+        with tempfile.TemporaryDirectory(prefix="counts-") as place:
+            print(json.dumps(counts(Path(place)), indent=1))

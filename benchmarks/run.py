@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from . import (
     chain,
     conversation,
+    counts,
     documents,
     events,
     http_server,
@@ -44,6 +45,7 @@ ROWS: report.Rows = {
     "vectors": vectors.rows,
     "http": http_server.rows,
     "inspector": inspector.rows,
+    "counts": counts.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }
