@@ -26,7 +26,7 @@ def _measured(name: str, where: Path, rows: report.Rows = run.ROWS) -> dict[str,
 
 #: Rows over 3 s of processor time, or that start many processes or browsers. They are measured as the other rows are.
 SLOW = {"conversation", "http", "inspector", "jobs", "loop", "memory", "payload", "replay"}
-NAMES = [name for name in run.ROWS if name not in {*run.PARTS, "chain", "imports"}]
+NAMES = [name for name in run.ROWS if name not in {*run.PARTS, "chain", "counts", "imports"}]
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,7 @@ def test_events_are_made_in_the_thread_of_the_sinks_in_order(mine: MyTraceSink, 
     tracer.event(RUN, "after", {})
     tracer.close(SOON)
     found = [(each["type"], each["time"]) for each in (mine.next() for _ in range(4))]
-    assert found == [
-        ("before", START), ("step.started", START), ("step.completed", START), ("after", START + 5)
-    ]  # fmt: skip
+    assert found == [("before", START), ("step.started", START), ("step.completed", START), ("after", START + 5)]
     assert threads == ["agent-runtime-traces"]
 
 
