@@ -176,8 +176,9 @@ class _Execution:
     def ended(self, time: float, about: Mapping[str, Any], error: str = "") -> Span:
         """Return the span of the execution itself."""
         name, trace, known = str(self.run.get("agent_key") or "agent"), self.trace, {**self.run, **about}
-        return Span(trace.run_id, self.run, self.own, trace.parent, "agent", name, self.start, time, known,
-                    self.links, error)  # fmt: skip
+        return Span(
+            trace.run_id, self.run, self.own, trace.parent, "agent", name, self.start, time, known, self.links, error
+        )
 
 
 class SpanBuilder:
