@@ -169,16 +169,15 @@ class _Execution:
         self.others += 1
         return self.own._replace(span_id=span_id(f"{self.own.span_id:x}", str(self.others)))
 
-    def span(self, at: TraceParent, parent: TraceParent, kind: Kind, name: Any, times: tuple[float, float],
+    def span(self, at: TraceParent, parent: TraceParent | None, kind: Kind, name: Any, times: tuple[float, float],
              about: Mapping[str, Any], error: str = "") -> Span:  # fmt: skip
         return Span(self.trace.run_id, self.run, at, parent, kind, str(name or kind), *times, about, (), error)
 
     def ended(self, time: float, about: Mapping[str, Any], error: str = "") -> Span:
         """Return the span of the execution itself."""
-        name, trace, known = str(self.run.get("agent_key") or "agent"), self.trace, {**self.run, **about}
-        return Span(
-            trace.run_id, self.run, self.own, trace.parent, "agent", name, self.start, time, known, self.links, error
-        )
+        name, known = str(self.run.get("agent_key") or "agent"), {**self.run, **about}
+        span = self.span(self.own, self.trace.parent, "agent", name, (self.start, time), known, error)
+        return span._replace(links=self.links)
 
 
 class SpanBuilder:
