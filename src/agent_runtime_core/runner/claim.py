@@ -133,8 +133,8 @@ class HeldClaim:
             self.control.cancel_task()
 
     def publish_heartbeat(self) -> None:
-        """Publish that the run is alive, unless it is ending: a separate event bus would show it after the end."""
-        if not self.control.closed and not self.leaving:
+        """Publish that an attempt goes on. Not before or after it: a separate event bus would show it after the end."""
+        if self.attempt_recorded and not self.control.closed and not self.leaving:
             now = self.clock.wall()
             self.writer.publish_heartbeat(now, encode({"timestamp": aware(now).isoformat()}))
 
