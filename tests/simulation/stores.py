@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Guard, Op, OperationSet
-from agent_runtime_core._engines.commit_request import CommitRequest
+from agent_runtime_core._engines.commit_request import CommitRequest, PendingCommits
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core._engines.sqlite.group_commit import GroupCommitter
@@ -196,6 +196,12 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         if self.world.migrated(self.place):
             self.file.migrate = _nothing  # type: ignore[method-assign]
         return writer
+
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+        """Which tasks commit within their calls is up to the seed."""
+        pending = super().pending(loop)
+        pending.commit_now = lambda request: not pending.waiting and self.wire.now(request)
+        return pending
 
     def submit(self, request: CommitRequest) -> None:
         self.wire.send(request)

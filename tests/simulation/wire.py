@@ -99,6 +99,20 @@ class Wire:
         self._carry([request])
         return answer_of(request)
 
+    def now(self, request: CommitRequest) -> bool:
+        """Land a commit within the call that requests it; False if it must wait for others, or happens to."""
+        if self._inbox or self.world.chance.random() < 0.5:
+            return False
+        try:
+            if self.world.chance.random() < self.world.faults.crash and not self.world.unbreakable(self._host):
+                crash_amid(self.world, [request], self._land)
+            self._land([request])
+        except Killed:
+            self.world.kill(self._host)
+            return False  # its task sends the commit over the wire, which takes nothing from a dead host
+        self.world.trace("now", request.ops)
+        return True
+
     def end(self) -> None:
         """The host lets go of the store in good order: what it has sent gets there before."""
         batch, self._inbox = self._inbox, []

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 from .._core.per_loop import call_in_loop
 from ..errors import StorageBusy
@@ -20,6 +21,9 @@ RESOLVE_SECONDS = 0.001  # seconds that they may take together
 #: Commits of one loop that are sent and not answered, at most. The others wait in the loop, so that a commit of another
 #: thread, such as a heartbeat, never has to wait for all of them.
 MAX_IN_FLIGHT = 2048
+#: How long, and how many times, a task commits in its own calls before the other tasks of its loop run. The number is
+#: for a loop whose time stands still, as in a simulation.
+NOW_SECONDS, MOST_NOW = 0.001, 32
 FLUSH_RETRY = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
 
 
@@ -64,6 +68,8 @@ class CommitRequest:
         assert self.executor is not None
         self.loop = loop = asyncio.get_running_loop()
         pending = self.executor.pending(loop)
+        if pending.commit_now is not None and pending.commit_now(self):
+            return self.outcome()
         self.future = asyncio.Future(loop=loop)  # as loop.create_future(), without the call in each step
         try:
             pending.add(self)
@@ -143,7 +149,10 @@ class PendingCommits:
         on_idle: Called when the timer finds no pending commit.
     """
 
-    __slots__ = ("_first", "_moved_at", "_on_idle", "_store", "_timeout", "loop", "on_answer", "waiting", "watched")
+    __slots__ = (
+        "_first", "_moved_at", "_on_idle", "_store", "_timeout", "commit_now", "loop", "on_answer", "waiting",
+        "watched",
+    )  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float], on_idle: Callable[[], object]
@@ -152,6 +161,7 @@ class PendingCommits:
         self.waiting: dict[CommitRequest, float] = {}  # with the loop time at which each was added
         self.watched: bool = False
         self.on_answer: Callable[[], object] | None = None  # called after each answer
+        self.commit_now: Callable[[CommitRequest], bool] | None = None  # see `LoopBatch.commit_now`
         self._first: CommitRequest | None = None  # was the first in line when the timer last looked
         self._moved_at = -math.inf  # loop time at which the store last answered, or got its first request
         self._store = store
@@ -199,20 +209,52 @@ class PendingCommits:
 class LoopBatch:
     """Collects the commits of one iteration of an event loop; `commit_batch` gets them together, at its end.
 
-    While `MAX_IN_FLIGHT` commits have no answer, later ones stay here.
+    While `MAX_IN_FLIGHT` commits have no answer, later ones stay here. With `try_commit`, which executes a commit if it
+    can, a task that alone commits does not wait for the end of each iteration: see `commit_now`.
     """
 
-    __slots__ = ("_commit_batch", "_flush_requested_at", "_loop", "pending", "requests")
+    __slots__ = (
+        "_commit_batch", "_flush_requested_at", "_left", "_loop", "_task", "_try_commit", "_until", "pending",
+        "requests",
+    )  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, store: str, timeout: Callable[[], float],
         commit_batch: Callable[[list[Any]], None], on_idle: Callable[[], object] = lambda: None,
+        try_commit: Callable[[list[CommitRequest]], bool] | None = None,
     ) -> None:  # fmt: skip
         self.pending: PendingCommits = PendingCommits(loop, store, timeout, on_idle)
+        if try_commit is not None:
+            self.pending.commit_now = self.commit_now
+            self._try_commit = try_commit
+        self._task: Callable[[], asyncio.Task[Any] | None] = lambda: None  # the last one that requested a commit
+        self._left, self._until = 0, 0.0  # commits in calls until the next flush, and until when they are allowed
         self.requests: list[CommitRequest] = []
         self._loop = loop
         self._commit_batch = commit_batch
         self._flush_requested_at: float = 0.0
+
+    def commit_now(self, request: CommitRequest) -> bool:
+        """Commit in the call that requests it; False, with nothing done, if the end of the iteration must do it.
+
+        All of this must hold:
+
+        * The same task requested the last commit of this loop. Commits of several tasks are better as one group.
+        * No other commit of this loop is open, so that all land in the order of the requests.
+        * Since the last flush, which is a callback of the loop, less than `NOW_SECONDS` have passed and fewer than
+          `MOST_NOW` commits were executed in calls. A task that only commits never pauses otherwise, and no other task,
+          timer or cancellation has its turn.
+        * `try_commit` can execute it at once: no thread or process is writing, and it is short.
+        """
+        task = asyncio.current_task(self._loop)
+        if task is None or task is not self._task():
+            if task is not None:
+                self._task = ref(task)
+            return False
+        if self.requests or self.pending.waiting or not self._left or self._loop.time() > self._until:
+            return False
+        self._left -= 1
+        return self._try_commit([request])
 
     def send(self, request: CommitRequest) -> None:
         """Commit the request together with the others of this iteration."""
@@ -224,6 +266,7 @@ class LoopBatch:
 
     def flush(self, *, everything: bool = False) -> None:
         """Commit what was requested so far; at most `MAX_IN_FLIGHT` commits, unless `everything` is set."""
+        self._left, self._until = MOST_NOW, self._loop.time() + NOW_SECONDS
         batch, free = self.requests, self._free()
         if everything or len(batch) <= free:
             self.requests, self.pending.on_answer = [], None
