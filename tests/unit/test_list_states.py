@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime_core._execution.journal_view import ListStates
-from agent_runtime_core.errors import StorageCorrupt
+from agent_runtime_core._execution.journal_view import ListStates, StateText
+from agent_runtime_core._execution.step_journal import StepJournal
+from agent_runtime_core.errors import StorageCorrupt, UnserialisableResult
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import crash_everywhere
@@ -31,7 +36,7 @@ class Writer:
         self.states = reading(self.journal)
 
     def step(self, state: dict[str, Any], number: str = "0") -> str:
-        text = json.dumps(state)
+        text = StateText(json.dumps(state))
         recorded = self.states.to_record(KEY, text)
         seq = len(self.journal)
         self.journal.append((number, seq, recorded))
@@ -139,7 +144,7 @@ def test_a_difference_does_not_refer_to_the_state_of_a_start() -> None:
     states.read(KEY, "0", 1, text, at_start=True)
     assert states.of(KEY, "0") == text
     assert not states.is_recorded(KEY, "0")
-    assert states.to_record(KEY, text) == text
+    assert states.to_record(KEY, StateText(text)) == text
 
 
 @pytest.mark.parametrize("damage", ["~", "~x", "~0123456789abcdef:1:1:x", "~0123456789abcdef:a:1:x"])
@@ -159,6 +164,173 @@ def added(name: str) -> Step:
 
 
 NAMES = [f"s{n}" for n in range(5)]
+
+
+def test_texts_that_extend_the_same_text_are_separate() -> None:
+    first = StateText('{"a":1}')
+    second, other = first.extended('{"b":2}'), first.extended('{"c":3,"d":4}')
+    third = second.extended('{"e":5}')
+    texts = ['{"a":1}', '{"a":1,"b":2}', '{"a":1,"c":3,"d":4}', '{"a":1,"b":2,"e":5}']
+    assert [str(each) for each in (first, second, other, third)] == texts
+    assert [each.size for each in (first, second, other, third)] == [*map(len, texts)]
+
+
+def test_a_difference_is_to_the_last_state_whichever_state_was_extended() -> None:
+    writer = Writer()
+    writer.step(growing(30)[-1])
+    of_first, of_other = StateText(json.dumps(growing(31)[-1])), StateText(json.dumps({"a": LONG, **growing(31)[-1]}))
+    for seq, (number, state, before) in enumerate(
+        [("0", of_first, None), ("1", of_other, None), ("0", of_first.extended('{"b":1}'), of_first)], 1
+    ):
+        recorded = writer.states.to_record(KEY, state, before)
+        assert recorded.startswith("~")
+        writer.states.set(KEY, number, seq, recorded, state)
+        writer.journal.append((number, seq, recorded))
+    assert reading(writer.journal).of(KEY, "0") == f'{str(of_first)[:-1]},"b":1}}'
+
+
+# -- what a step may do to its state
+
+
+def _add(state: dict[str, Any]) -> None:
+    state[f"k{len(state)}"] = f"{len(state)} {LONG}"
+
+
+def _add_nested(state: dict[str, Any]) -> None:
+    state.setdefault("nested", {"list": [LONG]})
+
+
+def _change_nested(state: dict[str, Any]) -> None:
+    state.setdefault("nested", {"list": []})["list"].append(len(state))
+
+
+def _replace(state: dict[str, Any]) -> None:
+    key = next(iter(state), "k0")
+    state[key] = {"list": []} if key == "nested" else f"{len(state)}! {LONG}"
+
+
+def _delete(state: dict[str, Any]) -> None:
+    state.pop(next(iter(state), ""), None)
+
+
+def _reorder(state: dict[str, Any]) -> None:
+    for key in list(state)[:1]:
+        state[key] = state.pop(key)
+
+
+def _equal_but_other(state: dict[str, Any]) -> None:
+    state["one"] = {int: 1.0, float: True}.get(type(state.get("one")), 1)
+
+
+def _clear(state: dict[str, Any]) -> None:
+    state.clear()
+
+
+def _rename(state: dict[str, Any]) -> None:
+    if state:
+        key, value = state.popitem()
+        state[f"{key}."] = value
+
+
+def _add_tag(state: dict[str, Any]) -> None:
+    state["$"] = len(state)
+
+
+def _add_pair(state: dict[str, Any]) -> None:
+    state["pair"] = "\ud83d\ude00"
+
+
+def _add_date(state: dict[str, Any]) -> None:
+    state["date"] = date(2026, 1, len(state) % 28 + 1)
+
+
+def _nothing(state: dict[str, Any]) -> None:
+    pass
+
+
+Change = Callable[[dict[str, Any]], None]
+CHANGES: list[Change] = [
+    _add, _add, _add_nested, _change_nested, _replace, _delete, _reorder, _equal_but_other, _clear, _rename, _add_tag,
+    _add_pair, _add_date, _nothing,
+]  # fmt: skip
+
+
+def _apart(state: dict[str, Any]) -> list[tuple[str, Any, type]]:
+    """What equality does not tell apart: the order of keys, and types."""
+    return [(key, deepcopy(value), type(value)) for key, value in state.items()]
+
+
+@given(st.lists(st.sampled_from(CHANGES), min_size=1, max_size=12), st.integers(0, 11))
+def test_each_step_and_the_next_attempt_have_the_state_that_was_made(changes: list[Change], cut_at: int) -> None:
+    """Whatever was encoded alone, the text of the state is that of the whole state."""
+    state: dict[str, Any] = {}
+    wanted: list[Any] = []
+    for change in changes:
+        wanted.append(_apart(state))
+        state = deepcopy(state)
+        change(state)
+    cut_at = min(cut_at, len(changes) - 1)
+    wanted[cut_at:cut_at] = [wanted[cut_at]]  # this step runs again
+    seen: list[Any] = []
+
+    def stepping(change: Change, position: int) -> Step:
+        async def step(ctx: Any, state: Any) -> None:
+            seen.append(_apart(state))
+            change(state)
+            if len(seen) == cut_at + 1:
+                raise ValueError("the next attempt of the run goes on here")
+
+        return Step(f"step-{position}", step)
+
+    async def body(ctx: Any) -> None:
+        await StepExecutor(ctx).run([stepping(change, n) for n, change in enumerate(changes)])
+
+    async def play() -> None:
+        async with Rig(max_retries=2) as rig:
+            await rig.value(body)
+
+    asyncio.run(play())
+    assert seen == wanted
+
+
+async def test_a_step_has_what_was_recorded_if_other_code_changes_the_state_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def adds(ctx: Any, state: Any) -> None:
+        kept.append(state)
+        state["n"] = len(kept)
+
+    async def late(journal: Any, *args: Any, **options: Any) -> None:
+        kept[-1]["late"] = True
+        await write(journal, *args, **options)
+
+    async def body(ctx: Any) -> None:
+        await StepExecutor(ctx).run([Step("one", adds), Step("two", adds), Step("three", adds)])
+
+    kept: list[Any] = []
+    write = StepJournal.write
+    monkeypatch.setattr(StepJournal, "write", late)
+    async with Rig() as rig:
+        await rig.value(body)
+    assert [dict(each) for each in kept] == [{"n": n, "late": True} for n in (1, 2, 3)]
+    assert len({id(each) for each in kept}) == 3
+    assert "late" not in kept[1] or list(kept[1]) == ["n", "late"], "not what an earlier step has"
+
+
+@pytest.mark.parametrize("earlier", [{}, {"text": LONG}])
+async def test_what_cannot_be_stored_is_named_by_its_path_in_the_state(earlier: dict[str, Any]) -> None:
+    async def first(ctx: Any, state: Any) -> None:
+        state.update(earlier)
+
+    async def second(ctx: Any, state: Any) -> None:
+        state["bad"] = float("nan")
+
+    async def body(ctx: Any) -> None:
+        with pytest.raises(UnserialisableResult, match=r"state\.bad"):
+            await StepExecutor(ctx).run([Step("first", first), Step("second", second)])
+
+    async with Rig() as rig:
+        await rig.value(body)
 
 
 async def test_a_run_that_is_killed_anywhere_has_the_same_state() -> None:

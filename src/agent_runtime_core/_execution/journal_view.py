@@ -27,11 +27,41 @@ _COST: Final = 100  # characters that a difference counts in addition to its own
 _MOST: Final = 256  # differences between two whole states, as reading a state copies its text for each
 
 
+class StateText:
+    """The JSON text of a state. What a step adds to a large state is appended without a copy of the text."""
+
+    __slots__ = ("_count", "_parts", "_whole", "added", "size")
+
+    def __init__(self, whole: str) -> None:
+        self.size: int = len(whole)
+        self.added: str = ""  # the last part, if it is an extension
+        self._whole: str | None = whole
+        self._parts: list[str] = []  # without the last brace, once there is more than one; shared with later texts
+        self._count = 0  # of the parts that belong to this text
+
+    def extended(self, added: str) -> StateText:
+        """Return the text of a state that has the entries of this one, and then those of the object `added`."""
+        parts = self._parts[: self._count] if len(self._parts) > self._count else self._parts
+        if not parts:
+            parts.append(str(self)[:-1])
+            self._count = 1
+        longer = StateText("")
+        longer.added, longer.size, longer._whole = f",{added[1:-1]}", self.size + len(added) - 1, None
+        parts.append(longer.added)
+        longer._parts, longer._count = parts, len(parts)
+        return longer
+
+    def __str__(self) -> str:
+        if self._whole is None:
+            self._whole = f"{''.join(self._parts[: self._count])}}}"
+        return self._whole
+
+
 class _Recorded(NamedTuple):
     """The last recorded state of the lists under a key."""
 
     recorded: str  # as in its record
-    state: str
+    state: str | StateText
     differences: int  # since the last whole state
     size: int  # of these differences
 
@@ -85,12 +115,12 @@ class ListStates:
             lists.add(recorded)
             lists.last = None
 
-    def set(self, key: str, number: str | None, seq: int, recorded: str, state: str) -> None:
+    def set(self, key: str, number: str | None, seq: int, recorded: str, state: str | StateText) -> None:
         """Note the state of a list after its last step, and how the record of that number has it."""
         lists = self._lists(key)
         lists.own[number] = lists.reached = seq, recorded
         lists.add(recorded)
-        if recorded == state:
+        if not recorded.startswith(_MARK):
             lists.last = _Recorded(recorded, state, 0, 0)
         elif (before := lists.last) is not None:
             lists.last = _Recorded(recorded, state, before.differences + 1, before.size + _COST + len(recorded))
@@ -119,24 +149,35 @@ class ListStates:
         reached = self._lists(key).reached
         return None if reached is None else self._whole(key, reached[1])
 
-    def to_record(self, key: str, state: str) -> str:
-        """Return what the next record of a list has for this state: the state, or a shorter difference."""
-        lists = self._lists(key)
-        if len(state) <= _COST or not lists.recorded:
-            return state
+    def to_record(self, key: str, state: StateText, before: StateText | None = None) -> str:
+        """Return what the next record of a list has for this state: the state, or a shorter difference.
+
+        Args:
+            key: The key of the list.
+            state: The state.
+            before: The state that this one extends, if it does so.
+        """
+        lists, size = self._lists(key), state.size
+        if size <= _COST or not lists.recorded:
+            return str(state)
         last = lists.last
         if last is None:
             last = lists.last = self._last_recorded(key, lists.recorded[-1])
         if last.differences >= _MOST:
-            return state
-        start = _common_start(last.state, state)
-        end = _common_end(last.state, state, min(len(last.state), len(state)) - start)
-        if last.size + _COST + len(state) - start - end >= len(state):
-            return state
-        return f"{_MARK}{_digest(last.recorded)}:{start}:{end}:{state[start : len(state) - end]}"
+            return str(state)
+        if before is not None and last.state is before:
+            start, end, between = before.size - 1, 1, state.added
+        else:
+            old, new = str(last.state), str(state)
+            start = _common_start(old, new)
+            end = _common_end(old, new, min(len(old), size) - start)
+            between = new[start : size - end]
+        if last.size + _COST + len(between) >= size:
+            return str(state)
+        return f"{_MARK}{_digest(last.recorded)}:{start}:{end}:{between}"
 
     def _whole(self, key: str, recorded: str) -> str:
-        return self._last_recorded(key, recorded).state if recorded.startswith(_MARK) else recorded
+        return str(self._last_recorded(key, recorded).state) if recorded.startswith(_MARK) else recorded
 
     def _last_recorded(self, key: str, recorded: str) -> _Recorded:
         """Return a recorded state with its whole text."""

@@ -7,16 +7,18 @@ import copy
 import datetime as _dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import islice
+from operator import attrgetter, is_
 from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from .._core.clock import SYSTEM, aware
-from .._core.codec.json import MAX_RESULT, encode
+from .._core.codec.json import MAX_BYTES, MAX_RESULT, encode
 from .._core.codec.tagged import stored_as_dict
 from .._core.ids import run_uuid, unbroken
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must
+from .._execution.journal_view import StateText
 from .._execution.step import (
     DEFAULT_OPTIONS,
     InDoubt,
@@ -309,10 +311,45 @@ def state_text(
         raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
 
 
+def extended_text(text: StateText, known: Mapping[str, Any], values: Mapping[str, Any]) -> StateText | None:
+    """Return the text of a state to which a step only added. Only what it added is encoded.
+
+    To encode a large state takes many times as long as a step.
+
+    Args:
+        text: The text of the state before.
+        known: The state before, if `is_plain_state` holds for it; else an empty dict.
+        values: The state. Immutable values that are the same objects have the same text.
+
+    Returns:
+        The text; None if the state must be encoded as a whole.
+    """
+    same = known and all(map(is_, known, values)) and all(map(is_, known.values(), values.values()))
+    if not same or len(values) < len(known):
+        return None
+    if len(values) == len(known):
+        return text
+    new = dict(islice(values.items(), len(known), None))
+    try:
+        added = encode(new)
+    except UnserialisableResult:
+        return None
+    # Far below the limits of the size and of the weight, which `encode` checks for a whole state.
+    is_small = text.size + len(added) + _MOST_AROUND * len(values) <= MAX_BYTES
+    return text.extended(added) if is_small and is_plain_state(new, added) else None
+
+
+def is_plain_state(values: Mapping[str, Any], text: str) -> bool:
+    """Return whether all values are immutable, and the text is a JSON object with these values as they are."""
+    return '"$"' not in text and is_immutable_state(values)
+
+
 def is_immutable_state(values: Mapping[str, Any]) -> bool:
     """Return whether all keys and values are immutable and equal to their decoded JSON."""
     return IMMUTABLE.issuperset(map(type, values.values())) and IMMUTABLE.issuperset(map(type, values))
 
+
+_MOST_AROUND: Final = 128  # of the weight of a value: what is around it
 
 name_of: Callable[[Any], str] = attrgetter("name")  # of a step
 

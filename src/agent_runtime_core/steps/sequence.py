@@ -6,15 +6,18 @@ from collections import ChainMap
 from collections.abc import Awaitable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from .._core.codec.json import decode
+from .._execution.journal_view import StateText
 from .._execution.step import DEFAULT_OPTIONS, StepFunction, call_in_thread
 from .._execution.step_runner import StepCall, run_step
 from .._journal.record import Record
 from ..errors import JournalMismatch, StepCancelledError
-from .model import Results, State, Step, is_immutable_state, state_text
+from .model import Results, State, Step, extended_text, is_plain_state, state_text
 from .step_list import StepListRun
+
+_EMPTY: Final = 2  # characters of the text of an empty state
 
 
 class StepSequence(StepListRun):
@@ -109,6 +112,10 @@ class StepSequence(StepListRun):
 
     def _load_state(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
+        self.text: StateText = StateText(self.state_text)  # of the state that was last committed
+        #: Its values, if they are plain, as `extended_text` needs them. Those of the next state are in `sealed`.
+        self.known: dict[str, Any] = {}
+        self.extends: bool = False
         earlier = self.journal.writer.earlier
         #: The results as the steps read them.
         self.readable_results: Results = Results(ChainMap(self.results, earlier) if earlier else self.results)
@@ -116,7 +123,7 @@ class StepSequence(StepListRun):
 
     def _reset_state(self) -> None:
         """Set the state to what was last committed, in new objects: a step may still refer to the old ones."""
-        values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
+        values = cast("dict[str, Any]", decode(str(self.text)))
         self.state: State = State(values, self.readable_results)
         self.progress.custom_state = self.state
 
@@ -132,7 +139,7 @@ class StepSequence(StepListRun):
         work.options, work.encode, work.decode = step.options(), function.encode, function.decode
         work.position = index
         work.start_recorded = self.carried == name
-        work.state = self.state_text if self.has_unrecorded_state else None
+        work.state = str(self.text) if self.has_unrecorded_state else None
 
     def _step_completed(self, step: Step, result: Any) -> None:
         journal = self.journal
@@ -140,12 +147,13 @@ class StepSequence(StepListRun):
         if not step.checkpoint:
             journal.view.completed[self.work.name, self.key] = self.record
         if self.changed is not None:
-            self.state_text: str = self.changed
+            self.text = self.changed
             journal.view.states.set(self.key, self.number, self.record.seq, self.record.state or "", self.changed)
-        if journal.redaction is not None or (self.state and not is_immutable_state(self.state)):
+        self.known = self.sealed
+        if not self.sealed and self.text.size > _EMPTY:
             self._reset_state()
         elif self.changed is not None:  # a step that ended may still refer to the old object
-            self.state = State(self.state, self.readable_results)
+            self.state = State(self.sealed, self.readable_results)
             self.progress.custom_state = self.state
         journal.advance()
         self._completed(step)
@@ -162,23 +170,44 @@ class StepSequence(StepListRun):
 
     def _seal(self, work: StepCall, text: str, attempt: int, ms: int) -> Sequence[Record]:
         """Return the records to write for the present step, as in `step_runner.Seal`."""
-        self.changed: str | None = None
-        if self.state or self.state_text != "{}":
-            journal = self.journal
-            owner = f"step {work.name!r} of run {journal.writer.run_id}"
-            new_state = state_text(self.state, self.step.name, journal.redaction, owner)
-            if new_state != self.state_text:
-                self.changed = new_state
+        self.changed: StateText | None = None
+        self.sealed: dict[str, Any] = {}
+        if self.state or self.text.size > _EMPTY:
+            self._encode_state(work)
         if self.has_unrecorded_state and self.changed is None:
-            self.changed = self.state_text
+            self.changed = self.text
         next_start = self._start_of(work.position + 1)
-        recorded = self.changed
-        if recorded is not None and self.journal.writer.has_journal:
-            recorded = self.journal.view.states.to_record(self.key, recorded)
+        recorded = None if self.changed is None else self._recorded_state(self.changed)
         self.record: Record = self.journal.records.completed(work, text, attempt, ms, state=recorded, next=next_start)
         if not self.step.checkpoint:
             return self._defer(self.record)
         return self._with_deferred(self.record) if self.deferred else (self.record,)
+
+    def _encode_state(self, work: StepCall) -> None:
+        """Set `changed` to the text of the state if it differs from the last one.
+
+        The values are copied now: the next step gets what was encoded, if other code changes them during the commit.
+        """
+        redaction, values = self.journal.redaction, dict(self.state)
+        new = None if redaction is not None else extended_text(self.text, self.known, values)
+        self.extends = new is not None
+        if new is None:
+            owner = f"step {work.name!r} of run {self.journal.writer.run_id}"
+            text = state_text(values, self.step.name, redaction, owner)
+            if redaction is None and is_plain_state(values, text):
+                self.sealed = values
+            new = self.text if text == str(self.text) else StateText(text)
+        else:
+            self.sealed = values
+        self.changed = None if new is self.text else new
+
+    def _recorded_state(self, state: StateText) -> str:
+        """Return what the record of the present step has for this state."""
+        if not self.journal.writer.has_journal:
+            return str(state)
+        return self.journal.view.states.to_record(
+            self.key, state, self.text if self.extends and state is not self.text else None
+        )
 
     def _start_of(self, index: int) -> str | None:
         """Return the encoded start of a step for the record before it; None if the start needs its own record."""
