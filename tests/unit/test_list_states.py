@@ -178,7 +178,10 @@ def test_texts_that_extend_the_same_text_are_separate() -> None:
 def test_a_difference_is_to_the_last_state_whichever_state_was_extended() -> None:
     writer = Writer()
     writer.step(growing(30)[-1])
-    of_first, of_other = StateText(json.dumps(growing(31)[-1])), StateText(json.dumps({"a": LONG, **growing(31)[-1]}))
+    of_first, of_other = (
+        StateText(json.dumps(growing(31)[-1])),
+        StateText(json.dumps({**growing(31)[-1], "k30": "other"})),
+    )
     for seq, (number, state, before) in enumerate(
         [("0", of_first, None), ("1", of_other, None), ("0", of_first.extended('{"b":1}'), of_first)], 1
     ):
