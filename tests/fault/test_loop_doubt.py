@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._execution.claim_writer import ClaimWriter
+from agent_runtime_core._execution.claim_writer import ClaimWriter, FlushTimer
 from agent_runtime_core._execution.step import AlreadyDone
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
@@ -113,8 +113,8 @@ class Dying:
         if self.lose and writer.max_delay:
             writer.max_delay = buffer.max_delay = 60.0
             if buffer._timer is not None:  # for the start of this call, which would take its end along
-                buffer._timer.cancel()
-                buffer._timer = None
+                buffer._timer.buffers.pop(buffer, None)
+            buffer._timer = FlushTimer(asyncio.get_running_loop())
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
@@ -124,8 +124,6 @@ class Dying:
         assert writer is not None
         if self.lose:
             writer._buffer.ops.clear()
-            if writer._buffer._timer is not None:
-                writer._buffer._timer.cancel()
         await asyncio.get_running_loop().create_future()
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
-from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter, derived_rows, publish_op
+from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter, WriteBuffer, derived_rows, publish_op
 from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
@@ -308,3 +309,92 @@ async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: 
     assert sorted(await backends.kinds()) == ["run.started", *["step.completed"] * (1 + others)]
     records = await backends.state.records(writer.run_id)
     assert [each.ev for each in records] == [*range(len(records))], "places and events grow together"
+
+
+# -- the timer of buffered writes
+
+
+class _Timed(Clock):
+    """Keeps the timers that are set, and fires them when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Any:
+        self.timers.append((seconds, callback))
+
+    async def fire(self) -> None:
+        [(_, callback)], self.timers = self.timers, []
+        callback()
+        await asyncio.sleep(0)  # the flushes are callbacks of the loop
+
+
+class _Queued:
+    """An engine that takes writes nobody waits for."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.taken += [op.name for op in ops]
+
+
+def _buffers(count: int) -> tuple[_Timed, _Queued, list[WriteBuffer]]:
+    clock, engine = _Timed(), _Queued()
+    return clock, engine, [WriteBuffer(Guard("r", "c"), cast(Any, engine), clock, 0.002) for _ in range(count)]
+
+
+async def test_all_buffers_of_an_engine_share_a_timer_that_looks_twice() -> None:
+    clock, engine, buffers = _buffers(3)
+    for number, buffer in enumerate(buffers):
+        buffer.add([Op(f"op-{number}", ())])
+    assert [seconds for seconds, _ in clock.timers] == [0.001]
+    await clock.fire()
+    assert engine.taken == [], "they may have been buffered just now"
+    await clock.fire()
+    assert engine.taken == ["op-0", "op-1", "op-2"]
+    assert clock.timers == []
+    buffers[0].add([Op("later", ())])
+    assert len(clock.timers) == 1
+
+
+async def test_what_was_buffered_later_is_flushed_later() -> None:
+    clock, engine, (first, second) = _buffers(2)
+    first.add([Op("first", ())])
+    await clock.fire()
+    second.add([Op("second", ())])
+    first.add([Op("of the first", ())])
+    await clock.fire()
+    assert engine.taken == ["first", "of the first"]
+    await clock.fire()
+    assert engine.taken == ["first", "of the first", "second"]
+
+
+async def test_a_buffer_that_was_emptied_starts_anew() -> None:
+    """Otherwise each step would sometimes meet the timer of an earlier one, and pay for a commit of its start."""
+    clock, engine, [buffer] = _buffers(1)
+    buffer.add([Op("first", ())])
+    await clock.fire()
+    buffer.take()
+    buffer.add([Op("second", ())])
+    await clock.fire()
+    assert engine.taken == []
+    buffer.take()
+    await clock.fire()
+    assert engine.taken == []
+    assert clock.timers == []
+
+
+async def test_an_engine_that_fails_keeps_no_other_buffer_waiting() -> None:
+    clock, engine, buffers = _buffers(2)
+    failing = WriteBuffer(Guard("r", "c"), cast(Any, engine), clock, 0.002)
+    failing.flush = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))
+    failed: list[BaseException] = []
+    for buffer in (failing, *buffers):
+        buffer.add([Op("op", ())])
+    await clock.fire()
+    await clock.fire()
+    assert engine.taken == ["op", "op"]
+    assert [type(each) for each in failed] == [ZeroDivisionError]

@@ -18,6 +18,7 @@ from .._core.clock import Clock
 from .._core.codec.json import decode, encode
 from .._core.former_names import renamed_attribute
 from .._core.log import CURRENT_STEP, Step, position_of
+from .._core.per_loop import PerLoop
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must, type_name
 from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, end_fence
@@ -474,6 +475,40 @@ def records_of(ops: Sequence[Op]) -> list[Record]:
     return [op.args[1] for op in ops if op.name == "journal.append"]
 
 
+class FlushTimer:
+    """The timer of all buffers of one engine in one event loop. Thousands of runs would start one for each step.
+
+    It looks twice within the time that a write may be buffered, and flushes what it finds for the second time.
+
+    Attributes:
+        looks: How often it has looked.
+        buffers: Those that got operations since the last look but one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.looks: int = 0
+        self.buffers: dict[WriteBuffer, None] = {}
+        self._loop = loop
+        self._is_set = False
+
+    def watch(self, buffer: WriteBuffer) -> None:
+        """Flush the buffer, unless it is emptied before that."""
+        self.buffers[buffer] = None
+        if not self._is_set:
+            self._is_set = True
+            buffer.clock.call_later(buffer.max_delay / 2, partial(self._look, buffer.clock, buffer.max_delay / 2))
+
+    def _look(self, clock: Clock, seconds: float) -> None:
+        self.looks += 1
+        due = [each for each in self.buffers if each.ops and each.filled_at < self.looks - 1]
+        self.buffers = {each: None for each in self.buffers if each.ops and each.filled_at >= self.looks - 1}
+        self._is_set = bool(self.buffers)
+        if self._is_set:
+            clock.call_later(seconds, partial(self._look, clock, seconds))
+        for each in due:
+            self._loop.call_soon(each.flush)  # an error of one engine does not keep the others
+
+
 class WriteBuffer:
     """Operations that are written with the next commit of the claim, or by a timer.
 
@@ -481,17 +516,20 @@ class WriteBuffer:
 
     Attributes:
         guard: The guard of the writes.
+        clock: Sets the timer.
         max_delay: Seconds until the timer writes the operations; 0 if none are buffered.
         ops: The buffered operations, oldest first.
+        filled_at: The number of looks of the timer before the first of them.
     """
 
     def __init__(self, guard: Guard, state: Committer, clock: Clock, max_delay: float) -> None:
         self.guard: Guard = guard
         self.max_delay: float = max_delay
         self.ops: list[Op] = []
+        self.clock: Clock = clock
+        self.filled_at: int = 0
         self._state = state
-        self._clock = clock
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: FlushTimer | None = None
         self._next_seq = 0
         self._merged: Record | None = None  # the beginning of an attempt that `merge_begin_and_end` has removed
 
@@ -517,16 +555,19 @@ class WriteBuffer:
     # -- buffered operations
 
     def add(self, ops: Sequence[Op]) -> None:
-        """Buffer operations; start the timer if it is not running."""
+        """Buffer operations until the next commit, or until the timer flushes them."""
+        if not self.ops:
+            timer = self._timer
+            if timer is None:
+                timers: PerLoop[FlushTimer] = vars(self._state).setdefault("_flush_timers", PerLoop(FlushTimer))
+                timer = self._timer = timers[asyncio.get_running_loop()]
+            self.filled_at = timer.looks
+            if self not in timer.buffers:
+                timer.watch(self)
         self.ops += ops
-        if self._timer is None:
-            self._timer = self._clock.call_later(self.max_delay, self.flush)
 
     def flush(self) -> None:
         """Hand the buffered operations to the engine now, without waiting for the commit."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self.ops:
             ops = self.take()[0]
             with contextlib.suppress(StorageClosed):
