@@ -30,7 +30,7 @@ TABLES = (
     "arc_runs",
     "arc_mail",
     "arc_journal",
-    "arc_journal_runs",
+    "arc_journal_numbers",
     "arc_head",
     "arc_events",
     "arc_state",

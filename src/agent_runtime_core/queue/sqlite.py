@@ -385,3 +385,4 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
     }
 
     keeps_processes = True
+    keeps_rows = "arc_runs"
