@@ -201,23 +201,31 @@ async def _statements(path: Path) -> Iterator[tuple[str, float]]:
 
     sqlite3.connect = traced  # type: ignore[assignment]
     try:
-        agent, runs = NoOp(), 40
-        async with AgentRunner.open(path) as runner:
+        agent, registry = NoOp(), Registry()
+        registry.register(agent)
+        async with AgentRunner.open(path, registry=registry) as runner:
             for n in range(WARM):
                 await runner.execute(agent, f"warm-{n}")
             _log_pages(connect, path, "TRUNCATE")
             executed.clear()
-            for n in range(runs):
+            for n in range(RUNS):
                 await runner.execute(agent, f"run-{n}")
             statements, pages = list(executed), _log_pages(connect, path)
+            for _ in range(RUNS):
+                await runner.submit(agent.key)
+            _log_pages(connect, path, "TRUNCATE")
+            agent.runner, agent.last = runner, agent.runs + RUNS
+            await runner.run_loop(concurrency=CONCURRENCY, handle_signals=False)
+            drained = _log_pages(connect, path)
     finally:
         sqlite3.connect = connect
     commits = sum(each.startswith("COMMIT") for each in statements)
     return iter(
         [
-            ("SQL statements of a run", len(statements) / runs),
-            ("transactions of a run", commits / runs),
-            ("log pages of a run", pages / runs),
+            ("SQL statements of a run", len(statements) / RUNS),
+            ("transactions of a run", commits / RUNS),
+            ("log pages of a run", pages / RUNS),
+            ("log pages of a drained run", drained / RUNS),
         ]
     )
 

@@ -16,7 +16,9 @@ from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import StorageCorrupt, StorageTooNew
 from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.queue import SQLiteQueue
-from agent_runtime_core.queue.records import RunFilter, RunRow
+from agent_runtime_core.queue.records import COLUMNS, RunFilter, RunRow
+from agent_runtime_core.queue.sqlite import MIGRATIONS
+from agent_runtime_core.queue.sqlite_find import BATCH
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.state import SQLiteStateStore
 from tests.support.runs import Script
@@ -136,3 +138,93 @@ async def test_a_library_that_numbers_journals_in_a_table_cannot_use_the_file(tm
     rows(path, "UPDATE arc_schema SET version = 4 WHERE concern = 'journal'")
     with pytest.raises(StorageTooNew, match="this library knows 3"):
         opened(path)
+
+
+async def insert(queue: SQLiteQueue, number: int) -> int:
+    row: RunRow = (await queue.commits.commit(None, [Op("queue.insert", (RunRow(str(UUID(int=number)), "a"),))]))[0]
+    return row.arrival
+
+
+async def delete(queue: SQLiteQueue, number: int) -> None:
+    row = await queue.require(str(UUID(int=number)))
+    ends = Op("queue.end", (row.run_id, ("pending",), "cancelled", 1.0, "cancel"))
+    await queue.commits.commit(None, [ends, Op("queue.delete", (row.run_id, row.generation, row.arrival))])
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+async def test_the_number_of_a_deleted_run_does_not_come_again(tmp_path: Path, reopens: bool) -> None:
+    queue, path = SQLiteQueue(tmp_path / "runs.db"), tmp_path / "runs.db"
+    seen = [await insert(queue, number) for number in (1, 2, 3)]
+    for number, gone in ((4, [3]), (5, [4, 2]), (6, [1, 5]), (7, [6])):
+        for each in gone:
+            await delete(queue, each)
+        if reopens:
+            await queue.close()
+            rows(path, "VACUUM")
+            queue = SQLiteQueue(path)
+        seen.append(await insert(queue, number))
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+    await queue.close()
+
+
+OF_BEFORE = 6  # the last version of the schema whose numbers came from AUTOINCREMENT
+
+
+async def test_a_file_of_before_keeps_its_numbers_and_lists_its_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with opened(path) as runner:
+        for n in range(3):
+            await runner.submit("script", {"n": n}, run_id=f"r{n}")
+        await runner.run_once()
+        before = await runner.queue.find(RunFilter())
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        for table in ("arc_runs", "arc_mail", "arc_processes", "arc_last_run"):
+            conn.execute(f"DROP TABLE {table}")
+        for script in MIGRATIONS[:OF_BEFORE]:
+            conn.executescript(script)
+        # The library of that version names no column.
+        insert = f"INSERT INTO arc_runs VALUES ({', '.join('?' * len(COLUMNS))})"
+        conn.executemany(insert, [*before, before[0]._replace(run_id=RUN, run_key="gone", arrival=9)])
+        conn.execute("DELETE FROM arc_runs WHERE run_id = ?", (RUN,))
+        conn.execute("UPDATE arc_schema SET version = ? WHERE concern = 'queue'", (OF_BEFORE,))
+    async with opened(path) as runner:
+        assert await runner.queue.find(RunFilter()) == before
+        for key in ("r0", "r2"):
+            assert [row.run_key for row in await runner.queue.find(RunFilter(prefix=key))] == [key]
+        assert (await runner.queue.find(RunFilter(statuses=("succeeded",))))[0].run_key == "r0"
+        while await runner.run_once():
+            pass
+        assert (await runner.queue.counts()).runs == {("succeeded", "script"): 3}
+        await runner.submit("script", {}, run_id="new")
+        assert (await runner.queue.require("new")).arrival == 10
+        with contextlib.closing(sqlite3.connect(path)) as other, pytest.raises(sqlite3.OperationalError, match="41"):
+            other.execute(insert, before[0])  # as a library of that version that still has the file open
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_runs_are_listed_with_the_next_of_them(tmp_path: Path, newest_first: bool) -> None:
+    queue, path = SQLiteQueue(tmp_path / "runs.db"), tmp_path / "runs.db"
+    for number in range(1, 2 * BATCH + 2):
+        await insert(queue, number)
+        assert rows(path, "SELECT coalesce(max(n), 0) FROM arc_runs WHERE listed") == [(number // BATCH * BATCH,)]
+        if number % BATCH in (0, 1, BATCH - 1):
+            found = await queue.find(RunFilter(agent="a", newest_first=newest_first))
+            numbers = [row.arrival for row in found]
+            assert numbers == sorted(range(1, number + 1), reverse=newest_first)
+            assert (await queue.counts()).runs == {("pending", "a"): number}
+    await queue.close()
+
+
+async def test_only_indexes_that_are_not_of_lists_have_a_run_that_is_not_listed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "runs.db") as runner:
+        await runner.execute(Script(steps), "r")
+        assert len(await runner.queue.find(RunFilter(run_key="r", statuses=("succeeded",)))) == 1
+    assert rows(tmp_path / "runs.db", "SELECT run_key, listed FROM arc_runs") == [("r", 0)]
+    complete = rows(
+        tmp_path / "runs.db",
+        "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE % ON arc_runs %' AND sql NOT LIKE '%listed = 1'",
+    )
+    # What claims and lookups read. A test of the lists reads each of the others.
+    assert sorted(name.removeprefix("arc_runs_") for (name,) in complete) == [
+        "behind", "due", "expired", "head", "idem", "lapsed", "owner", "parent", "ready",
+    ]  # fmt: skip

@@ -59,12 +59,17 @@ _NUMBER = f"SELECT coalesce(({_GIVEN}), (SELECT n + {_OF_ROWS} FROM arc_runs WHE
 _NEW_NUMBER = "INSERT INTO arc_journal_numbers (run_id) VALUES (?)"
 # The next event sequence number of a run is not stored: a counter would be one more page to write with every record.
 # It follows from the last record, as records without events have the number too.
-_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
+_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ?1 ORDER BY seq DESC LIMIT 1"
 _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+# The first record of most runs, whose row is known: one statement instead of one for each number.
+_INSERT_FIRST = (
+    f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ?2 + {_OF_ROWS}) * {_POSITIONS}, ?3, ?4, ?5, ?6,"
+    f" coalesce(({_AFTER_EVENTS}), 0), ?7, ?8 RETURNING id, ev"
+)
 _REWRITE = "UPDATE arc_journal SET result = ?, body = ?, crc = ? WHERE id = ?"
 _COLUMNS = f"SELECT id & {_POSITIONS - 1}, kind, name, result, body, ev, nev, crc"
 _RECORDS = f"{_COLUMNS} {_OF_RUN} ORDER BY id"
@@ -206,7 +211,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         nev,
     ) = record  # fmt: skip
     ev = tx.counters.get(run_id)
-    if ev is None:
+    row = tx.rows.get(run_id) if ev is None and seq == 0 else None
+    if ev is None and row is None:
         ev = head(tx, run_id) if seq else _after_events(tx, run_id)
     # JSON and ids contain no control characters, so a tab separates the fields. The key may contain one and is last.
     body = (
@@ -220,7 +226,11 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         result = _packed(kind, text)
         crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
-        tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
+        if row is not None:
+            values = run_id, row.arrival, kind, name, result, body, nev, crc
+            tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
+        else:
+            tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
