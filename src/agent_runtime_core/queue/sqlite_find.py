@@ -22,7 +22,7 @@ from ..status import RunStatus
 from .records import COLUMNS, IN_DOUBT, RunCounts, RunFilter, RunRow, damaged, end_of_prefix
 
 ALL = ", ".join(COLUMNS)
-BATCH = 64  # runs that are listed together
+BATCH = 256  # runs that are listed together
 FEW = 1000  # most runs of a prefix that are sorted; more are read in order of creation, as many of these then match
 MANY = 10_000  # the same for the runs of another index in order of arrival
 _KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
