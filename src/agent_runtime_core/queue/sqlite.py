@@ -29,6 +29,7 @@ _FIXED = (
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if COLUMNS[index] not in _FIXED)
 
+# The last script makes the table of runs again, so its indexes are left out of the scripts before.
 MIGRATIONS = (
     """CREATE TABLE arc_runs (
     run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, input TEXT NOT NULL, digest TEXT NOT NULL, metadata TEXT NOT NULL,
@@ -40,24 +41,13 @@ MIGRATIONS = (
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, output TEXT, error TEXT, mail_seq INTEGER NOT NULL,
     n INTEGER PRIMARY KEY AUTOINCREMENT);
-CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
-    WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
-CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
-CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
-CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key) WHERE idem_key IS NOT NULL;
-CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
-CREATE INDEX arc_runs_behind ON arc_runs (lane, priority DESC, n) WHERE held = 1 AND due_at = 0;
-CREATE INDEX arc_runs_lapsed ON arc_runs (lease_until)
-    WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running');
-CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
     # The row of a run contains its fencing token. With this version, a library that stores the token in another table
     # cannot open the file any more.
     "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
-    """CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
-DROP INDEX arc_runs_lease""",
+    "",
     """ALTER TABLE arc_runs ADD COLUMN conversation TEXT;
 ALTER TABLE arc_runs ADD COLUMN questions TEXT NOT NULL DEFAULT '';
 UPDATE arc_runs SET conversation = nullif(json_extract(input, '$.conversation_id'), '')
@@ -67,51 +57,11 @@ UPDATE arc_runs SET conversation = json_extract(input, '$.conversation_id.v')
     WHERE instr(input, '"conversation_id":{') AND json_valid(input)
     AND json_extract(input, '$.conversation_id."$"') = 'uuid';
 UPDATE arc_runs SET conversation = lower(conversation)
-    WHERE conversation LIKE '________-____-____-____-____________' AND conversation NOT GLOB '*[^0-9A-Fa-f-]*';
-CREATE INDEX arc_runs_state ON arc_runs (status, agent, created_at);
-CREATE INDEX arc_runs_created ON arc_runs (created_at, n, run_id, run_key);
-CREATE INDEX arc_runs_key ON arc_runs (run_key) WHERE run_key IS NOT NULL;
-CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at) WHERE conversation IS NOT NULL;
-CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at) WHERE lane IS NOT NULL;
-DROP INDEX arc_runs_parent;
-CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at) WHERE parent_id IS NOT NULL;
-CREATE INDEX arc_runs_reason ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason)
-    WHERE reason <> '';
-CREATE INDEX arc_runs_waiting ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1)) WHERE status = 'waiting';
-CREATE INDEX arc_runs_retrying ON arc_runs (created_at) WHERE failures > 0 AND ended_at IS NULL;
-CREATE INDEX arc_runs_asking ON arc_runs (created_at) WHERE questions <> '' AND ended_at IS NULL;
-CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
-    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
+    WHERE conversation LIKE '________-____-____-____-____________' AND conversation NOT GLOB '*[^0-9A-Fa-f-]*'""",
     """CREATE TABLE arc_processes (process_id TEXT PRIMARY KEY, worker TEXT NOT NULL, host TEXT NOT NULL,
     pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
     holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
-    """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-DROP INDEX arc_runs_idem;
-CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key, tenant) WHERE idem_key IS NOT NULL;
-DROP INDEX arc_runs_head;
-CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
-DROP INDEX arc_runs_behind;
-CREATE INDEX arc_runs_behind ON arc_runs (lane, tenant, priority DESC, n) WHERE held = 1 AND due_at = 0;
-CREATE INDEX arc_runs_tenant ON arc_runs (tenant, status, agent, created_at) WHERE tenant <> '';
-CREATE INDEX arc_runs_owner ON arc_runs (tenant, run_id) WHERE tenant <> '';
-DROP INDEX arc_runs_key;
-CREATE INDEX arc_runs_key ON arc_runs (run_key, tenant) WHERE run_key IS NOT NULL;
-DROP INDEX arc_runs_conversation;
-CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at, n, tenant) WHERE conversation IS NOT NULL;
-DROP INDEX arc_runs_lane;
-CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at, n, tenant) WHERE lane IS NOT NULL;
-DROP INDEX arc_runs_parent;
-CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at, tenant) WHERE parent_id IS NOT NULL;
-DROP INDEX arc_runs_reason;
-CREATE INDEX arc_runs_reason
-    ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason, tenant) WHERE reason <> '';
-DROP INDEX arc_runs_retrying;
-CREATE INDEX arc_runs_retrying ON arc_runs (created_at, n, tenant) WHERE failures > 0 AND ended_at IS NULL;
-DROP INDEX arc_runs_asking;
-CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant) WHERE questions <> '' AND ended_at IS NULL;
-DROP INDEX arc_runs_in_doubt;
-CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
-    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
+    """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT ''""",
     # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` has the number of a run
     # that was the last one when it was deleted. The columns that may be long are last, so that the first page of a row
     # has all others. An older library that still has the file open cannot store a run without `listed`.
