@@ -210,7 +210,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
         nev,
     ) = record  # fmt: skip
-    ev = tx.counters.get(run_id)
+    ev: Any = tx.counters.get(run_id)
     row = tx.rows.get(run_id) if ev is None and seq == 0 else None
     if ev is None and row is None:
         ev = head(tx, run_id) if seq else _after_events(tx, run_id)
