@@ -28,6 +28,7 @@ from agent_runtime_core.config import configure
 from agent_runtime_core.errors import MissingDependency
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult, TraceSink
 from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.queue.sqlite_find import BATCH
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.steps import Step, StepExecutor
@@ -194,7 +195,7 @@ async def _traced(url: str, calls: Calls) -> Iterator[tuple[str, float]]:
 
 async def _statements(path: Path) -> Iterator[tuple[str, float]]:
     """SQL statements, transactions and pages of the log that a run without steps takes."""
-    connect, executed = sqlite3.connect, list[str]()
+    connect, executed, pages = sqlite3.connect, list[str](), 0
 
     def traced(*args: Any, **options: Any) -> sqlite3.Connection:
         connection = connect(*args, **options)
@@ -203,31 +204,43 @@ async def _statements(path: Path) -> Iterator[tuple[str, float]]:
 
     sqlite3.connect = traced  # type: ignore[assignment]
     try:
-        agent, runs = NoOp(), 40
-        async with AgentRunner.open(path) as runner:
+        agent, registry = NoOp(), Registry()
+        registry.register(agent)
+        async with AgentRunner.open(path, registry=registry) as runner:
             for n in range(WARM):
                 await runner.execute(agent, f"warm-{n}")
-            _log_pages(connect, path, "TRUNCATE")
+            _log_pages(connect, path)
             executed.clear()
-            for n in range(runs):
+            for n in range(BATCH):  # one of these runs lists all of them
                 await runner.execute(agent, f"run-{n}")
-            statements, pages = list(executed), _log_pages(connect, path)
+                if n % 32 == 31:  # before the engine empties the log
+                    pages += _log_pages(connect, path)
+            statements = list(executed)
+            for _ in range(RUNS):
+                await runner.submit(agent.key)
+            _log_pages(connect, path)
+            agent.runner, agent.last = runner, agent.runs + RUNS
+            await runner.run_loop(concurrency=CONCURRENCY, handle_signals=False)
+            drained = _log_pages(connect, path)
     finally:
         sqlite3.connect = connect
     commits = sum(each.startswith("COMMIT") for each in statements)
     return iter(
         [
-            ("SQL statements of a run", len(statements) / runs),
-            ("transactions of a run", commits / runs),
-            ("log pages of a run", pages / runs),
+            ("SQL statements of a run", len(statements) / BATCH),
+            ("transactions of a run", commits / BATCH),
+            ("log pages of a run", pages / BATCH),
+            ("log pages of a drained run", drained / RUNS),
         ]
     )
 
 
-def _log_pages(connect: Callable[..., sqlite3.Connection], path: Path, mode: str = "PASSIVE") -> int:
-    """Return how many pages the log has. Mode "TRUNCATE" empties it."""
+def _log_pages(connect: Callable[..., sqlite3.Connection], path: Path) -> int:
+    """Return how many pages the log has, and empty it."""
     with contextlib.closing(connect(path)) as connection:
-        return int(connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[1])
+        pages = int(connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return pages
 
 
 async def _waiting(url: str) -> Iterator[tuple[str, float]]:

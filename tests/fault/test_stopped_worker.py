@@ -30,7 +30,7 @@ TABLES = (
     "arc_runs",
     "arc_mail",
     "arc_journal",
-    "arc_journal_runs",
+    "arc_journal_numbers",
     "arc_head",
     "arc_events",
     "arc_state",
@@ -158,6 +158,8 @@ async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(pla
 async def test_the_same_writes_are_taken_from_the_claim_that_holds(places: list[str]) -> None:
     # So that the refusals above are due to the fence and to nothing else.
     ends = {"park", "approve", "settle", "end", "release", "requeue", "child"}
+    if places[0] == places[2] and not places[0].startswith("redis://"):
+        ends.add("status")  # the row of the run has it
     async with open_runner(places) as runner:
         await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
         [row] = await runner.queue.claim_rows("old", 60, agent_keys=["steps"])

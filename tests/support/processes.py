@@ -191,7 +191,10 @@ def image(db: Path) -> sqlite3.Connection:
 
 
 #: The records of one run in `arc_journal`.
-OF_RUN = "id >> 32 = (SELECT number FROM arc_journal_runs WHERE run_id = ?)"
+OF_RUN = (
+    "id >> 32 = coalesce((SELECT number FROM arc_journal_numbers WHERE run_id = ?1),"
+    " (SELECT n + (1 << 30) FROM arc_runs WHERE run_id = ?1))"
+)
 
 
 def recorded(conn: sqlite3.Connection, run_id: str) -> set[str]:

@@ -225,8 +225,8 @@ async def test_the_journals_of_a_file_of_version_1_are_read_and_continued(tmp_pa
             "BEGIN; ALTER TABLE arc_journal RENAME TO new;"
             + MIGRATIONS[0].split(";\n")[0]
             + "; INSERT INTO arc_journal SELECT run_id, id & 4294967295, kind, name, result, body, ev, nev, crc"
-            " FROM new JOIN arc_journal_runs ON number = id >> 32;"
-            "DROP TABLE new; DROP TABLE arc_journal_runs;"
+            " FROM new JOIN arc_journal_numbers ON number = id >> 32;"
+            "DROP TABLE new; DROP TABLE arc_journal_numbers;"
             "UPDATE arc_schema SET version = 1 WHERE concern = 'journal'; COMMIT"
         )
     second = SQLiteStateStore(path)
@@ -250,5 +250,5 @@ async def test_a_deleted_run_leaves_nothing_and_its_number_may_be_used_again(
         await store.commits.commit(None, [Op("state.delete", (run,))])
         assert await store.records(run) == []
         with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as conn:
-            assert conn.execute("SELECT count(*) FROM arc_journal_runs").fetchone() == (0,)
+            assert conn.execute("SELECT count(*) FROM arc_journal_numbers").fetchone() == (0,)
             assert conn.execute("SELECT count(*) FROM arc_journal").fetchone() == (0,)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core.queue import get_queue, redis_find, sqlite_find
+from agent_runtime_core.queue import get_queue, redis_find, sqlite, sqlite_find
 from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.queue.records import LIVE, QUESTION, RowChanged, RunCounts, RunFilter, RunRow, light
 from agent_runtime_core.queue.sqlite import SQLiteQueue
@@ -143,7 +143,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "many":
         for module, name, value in (
             (sqlite_find, "FEW", 2), (sqlite_find, "MANY", 2), (redis_find, "PAGE", 3), (redis_find, "MOST_NAMES", 2),
-            (redis_find, "MOST_MEMBERS", 2),
+            (redis_find, "MOST_MEMBERS", 2), (sqlite_find, "BATCH", 4), (sqlite, "BATCH", 4),
         ):  # fmt: skip
             monkeypatch.setattr(module, name, value)
 
@@ -228,6 +228,10 @@ def test_each_filter_reads_an_index(
         assert [plan for plan in explained.plans if f"INDEX arc_runs_{index} " in plan], explained.plans
 
 
+#: How the runs are read that are not listed.
+TABLE = "SEARCH arc_runs USING INTEGER PRIMARY KEY (rowid>?)"
+
+
 BIG = 900_000  # bytes of an input of another tenant
 
 
@@ -275,21 +279,23 @@ def test_a_common_prefix_is_found_in_the_order_of_creation(
 ) -> None:
     monkeypatch.setattr(sqlite_find, "FEW", 0)
     sqlite_find.find(explained, RunFilter(prefix="0", newest_first=True))  # type: ignore[arg-type]
-    assert "SEARCH arc_runs USING COVERING INDEX arc_runs_created (created_at>? AND created_at<?)" in [
+    assert "SEARCH arc_runs USING COVERING INDEX arc_runs_created (listed=? AND created_at>? AND created_at<?)" in [
         plan.replace("(created_at,n)<(?,?)", "created_at<?") for plan in explained.plans
     ]
+    assert TABLE in explained.plans
     assert not [plan for plan in explained.plans if "SCAN arc_runs" in plan or "TEMP B-TREE" in plan]
 
 
 def test_counts_read_indexes_alone(explained: Explained) -> None:
     sqlite_find.counts(explained)  # type: ignore[arg-type]
-    plans = [plan for plan in explained.plans if "arc_runs" in plan]
-    assert [plan.split(" (")[0] for plan in plans] == [
-        "SCAN arc_runs USING COVERING INDEX arc_runs_state",
+    plans = [plan for plan in explained.plans if plan.startswith(("SCAN", "SEARCH arc_runs USING"))]
+    of_table = [plan for plan in plans if plan == TABLE]
+    assert [plan.split(" (")[0] for plan in plans if plan != TABLE] == [
         "SEARCH arc_runs USING COVERING INDEX arc_runs_state",
-        "SEARCH arc_runs USING COVERING INDEX arc_runs_due",
         "SCAN arc_runs USING INDEX arc_runs_waiting",
+        "SEARCH arc_runs USING COVERING INDEX arc_runs_due",
     ]
+    assert len(of_table) == 3
 
 
 @pytest.mark.redis

@@ -16,7 +16,7 @@ import pytest
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.errors import LeaseLost, StorageCorrupt, StorageTooNew, UnserialisableResult
 from agent_runtime_core.queue import SQLiteQueue, sqlite
-from agent_runtime_core.queue.records import RowChanged, RunFilter, RunRow, RunUpdate
+from agent_runtime_core.queue.records import COLUMNS, RowChanged, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
 from agent_runtime_core.queue.transitions import operation_set
 from agent_runtime_core.registry import Registry
@@ -190,15 +190,14 @@ async def test_what_is_carried_here_does_not_stand_before_what_the_row_says(queu
 def as_before(old: sqlite3.Connection, version: int) -> None:
     """Give the table of runs the columns and indexes that it had at this version of the schema, from 1 to 3."""
     old.execute("DROP TABLE arc_processes")
-    for (name,) in old.execute(
-        "SELECT name FROM sqlite_master WHERE tbl_name = 'arc_runs' AND type = 'index' AND sql IS NOT NULL"
-    ).fetchall():
-        old.execute(f"DROP INDEX {name}")
-    for column in ("conversation", "questions", "tenant"):
-        old.execute(f"ALTER TABLE arc_runs DROP COLUMN {column}")
+    old.execute("DROP TABLE arc_last_run")
+    kept = [name for name in COLUMNS if name not in ("conversation", "questions", "tenant")]
+    runs = old.execute(f"SELECT {', '.join(kept)} FROM arc_runs").fetchall()
+    old.execute("DROP TABLE arc_runs")
     for statement in ";\n".join(sqlite.MIGRATIONS[:version]).split(";\n"):
-        if "INDEX" in statement and "arc_mail" not in statement:
+        if "arc_runs" in statement and "arc_carried" not in statement:
             old.execute(statement)
+    old.executemany(f"INSERT INTO arc_runs ({', '.join(kept)}) VALUES ({', '.join('?' * len(kept))})", runs)
     old.execute("UPDATE arc_schema SET version = ? WHERE concern = 'queue'", (version,))
 
 
@@ -261,7 +260,7 @@ async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, m
     await queue.close()
     older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:-1])
     monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
-    with pytest.raises(StorageTooNew, match=r"its queue schema has version 6, this library knows 5\. Upgrade"):
+    with pytest.raises(StorageTooNew, match=r"its queue schema has version 7, this library knows 6\. Upgrade"):
         SQLiteQueue(tmp_path / "runs.db")
 
 

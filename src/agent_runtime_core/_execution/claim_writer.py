@@ -323,7 +323,8 @@ class ClaimWriter:
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
         state, events = self._with_events(records)
-        await self._commit_later(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
+        if state := [*state, *self.state.status_ops(self.queue, self.run_id, status, self.clock.wall())]:
+            await self._commit_later(self._state, state)
         await self._publish_later(records, events)
         self._report(records)
 
@@ -431,9 +432,8 @@ class ClaimWriter:
         if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
             await self._publish_missing(self._publisher, await self.state.records(self.run_id))
             self._partially_written = False
-        self._buffer.drop_status()
         state, published = self._with_events(records)
-        state.append(Op("state.status", (self.run_id, how.status, how.now)))
+        state += self.state.status_ops(self.queue, self.run_id, how.status, how.now)
         published += events
         if how.status not in LIVE:
             if self._state is not self._queue:
@@ -606,14 +606,10 @@ class WriteBuffer:
                 return True
         return False
 
-    def drop_status(self) -> None:
-        """Remove buffered statuses of the run: another status replaces them before anything can read them."""
-        self.ops = [op for op in self.ops if op.name != "state.status"]
-
     def merge_begin_and_end(self, end: Record) -> Record:
         """Return the record of an attempt's end, extended by its beginning if only that is still buffered."""
         ops = self.ops
-        if len(ops) != 2 or ops[0].name != "journal.append" or ops[1].name != "state.status":
+        if len(ops) != 1 or ops[0].name != "journal.append":
             return end
         began: Record = ops[0].args[1]
         # The event of the beginning gets the time of this record, which must not be far off.

@@ -46,18 +46,30 @@ CREATE TABLE arc_journal (
 INSERT INTO arc_journal SELECT number * {_POSITIONS} + seq, kind, name, result, body, ev, nev, crc
     FROM arc_journal_runs CROSS JOIN arc_journal_1 USING (run_id) ORDER BY number, seq;
 DROP TABLE arc_journal_1""",
+    # Since the number of a run's row is the number of its journal, this table has only journals that are older, or that
+    # have no row in this file. Renamed, because an older library that still has the file open must fail: it would find
+    # no records of a run, and execute its steps again.
+    "ALTER TABLE arc_journal_runs RENAME TO arc_journal_numbers",
 )
 
-_NUMBER = "SELECT number FROM arc_journal_runs WHERE run_id = ?"
-_NEW_NUMBER = "INSERT INTO arc_journal_runs (run_id) VALUES (?)"
+# Above each number of `arc_journal_numbers`, so no two journals have the same one. A file has fewer runs in its life.
+_OF_ROWS = 1 << 30
+_GIVEN = "SELECT number FROM arc_journal_numbers WHERE run_id = ?1"
+_NUMBER = f"SELECT coalesce(({_GIVEN}), (SELECT n + {_OF_ROWS} FROM arc_runs WHERE run_id = ?1))"
+_NEW_NUMBER = "INSERT INTO arc_journal_numbers (run_id) VALUES (?)"
 # The next event sequence number of a run is not stored: a counter would be one more page to write with every record.
 # It follows from the last record, as records without events have the number too.
-_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
+_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ?1 ORDER BY seq DESC LIMIT 1"
 _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+# The first record of most runs, whose row is known: one statement instead of one for each number.
+_INSERT_FIRST = (
+    f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ?2 + {_OF_ROWS}) * {_POSITIONS}, ?3, ?4, ?5, ?6,"
+    f" coalesce(({_AFTER_EVENTS}), 0), ?7, ?8 RETURNING id, ev"
+)
 _REWRITE = "UPDATE arc_journal SET result = ?, body = ?, crc = ? WHERE id = ?"
 _COLUMNS = f"SELECT id & {_POSITIONS - 1}, kind, name, result, body, ev, nev, crc"
 _RECORDS = f"{_COLUMNS} {_OF_RUN} ORDER BY id"
@@ -80,18 +92,34 @@ _BOUNDARIES = (
 
 def _span(view: SQLiteTx | sqlite3.Connection, run_id: str) -> tuple[int, int]:
     """Return the key of the run's first record, and the key after its last possible one; of an unknown run, none."""
-    row = view.execute(_NUMBER, (run_id,)).fetchone()
-    if row is None:
-        return 0, 0
-    return row[0] * _POSITIONS, (row[0] + 1) * _POSITIONS
+    number = _number_of(view, run_id)
+    return (0, 0) if number is None else (number * _POSITIONS, (number + 1) * _POSITIONS)
+
+
+def _number_of(view: SQLiteTx | sqlite3.Connection, run_id: str) -> int | None:
+    """Return the number of a run's journal, None if the run has neither a number nor a row."""
+    try:
+        row = view.execute(_NUMBER, (run_id,)).fetchone()
+    except sqlite3.OperationalError as error:
+        if not has_no_queue(error):
+            raise
+        row = view.execute(_GIVEN, (run_id,)).fetchone()
+    number: int | None = row[0] if row else None
+    return number
+
+
+def has_no_queue(error: sqlite3.OperationalError) -> bool:
+    """Whether a statement failed because no queue has its tables in the file."""
+    return str(error) == "no such table: arc_runs"
 
 
 def _first_id(tx: SQLiteTx, run_id: str) -> int:
     """Return the key of the run's first record, of which the writing connection keeps a copy."""
     first = tx.journals.get(run_id)
     if first is None:
-        row = tx.execute(_NUMBER, (run_id,)).fetchone()
-        number: Any = tx.execute(_NEW_NUMBER, (run_id,)).lastrowid if row is None else row[0]
+        number: Any = _number_of(tx, run_id)
+        if number is None:
+            number = tx.execute(_NEW_NUMBER, (run_id,)).lastrowid
         first = tx.journals[run_id] = number * _POSITIONS
     return first
 
@@ -182,8 +210,9 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
         nev,
     ) = record  # fmt: skip
-    ev = tx.counters.get(run_id)
-    if ev is None:
+    ev: Any = tx.counters.get(run_id)
+    row = tx.rows.get(run_id) if ev is None and seq == 0 else None
+    if ev is None and row is None:
         ev = head(tx, run_id) if seq else _after_events(tx, run_id)
     # JSON and ids contain no control characters, so a tab separates the fields. The key may contain one and is last.
     body = (
@@ -197,7 +226,11 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         result = _packed(kind, text)
         crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
-        tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
+        if row is not None:
+            values = run_id, row.arrival, kind, name, result, body, nev, crc
+            tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
+        else:
+            tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
@@ -276,7 +309,7 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.counters.pop(run_id, None)
     tx.journals.pop(run_id, None)
     tx.execute(f"DELETE {_OF_RUN}", _span(tx, run_id))
-    tx.execute("DELETE FROM arc_journal_runs WHERE run_id = ?", (run_id,))
+    tx.execute("DELETE FROM arc_journal_numbers WHERE run_id = ?", (run_id,))
 
 
 class _Numbers(dict[str, int]):

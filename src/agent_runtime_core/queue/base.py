@@ -110,6 +110,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
+    #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
+    keeps_rows: ClassVar[str] = ""
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
         self._live_claims: LiveClaims | None = None

@@ -15,7 +15,7 @@ from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
-from .sqlite_find import agents, checked_row, counts, fetch, find
+from .sqlite_find import ALL, BATCH, agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between checks for dead processes in claims
@@ -29,6 +29,7 @@ _FIXED = (
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if COLUMNS[index] not in _FIXED)
 
+# The last script makes the table of runs again, so its indexes are left out of the scripts before.
 MIGRATIONS = (
     """CREATE TABLE arc_runs (
     run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, input TEXT NOT NULL, digest TEXT NOT NULL, metadata TEXT NOT NULL,
@@ -40,24 +41,13 @@ MIGRATIONS = (
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, output TEXT, error TEXT, mail_seq INTEGER NOT NULL,
     n INTEGER PRIMARY KEY AUTOINCREMENT);
-CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
-    WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
-CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
-CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
-CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key) WHERE idem_key IS NOT NULL;
-CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
-CREATE INDEX arc_runs_behind ON arc_runs (lane, priority DESC, n) WHERE held = 1 AND due_at = 0;
-CREATE INDEX arc_runs_lapsed ON arc_runs (lease_until)
-    WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running');
-CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
     # The row of a run contains its fencing token. With this version, a library that stores the token in another table
     # cannot open the file any more.
     "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
-    """CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
-DROP INDEX arc_runs_lease""",
+    "",
     """ALTER TABLE arc_runs ADD COLUMN conversation TEXT;
 ALTER TABLE arc_runs ADD COLUMN questions TEXT NOT NULL DEFAULT '';
 UPDATE arc_runs SET conversation = nullif(json_extract(input, '$.conversation_id'), '')
@@ -67,64 +57,77 @@ UPDATE arc_runs SET conversation = json_extract(input, '$.conversation_id.v')
     WHERE instr(input, '"conversation_id":{') AND json_valid(input)
     AND json_extract(input, '$.conversation_id."$"') = 'uuid';
 UPDATE arc_runs SET conversation = lower(conversation)
-    WHERE conversation LIKE '________-____-____-____-____________' AND conversation NOT GLOB '*[^0-9A-Fa-f-]*';
-CREATE INDEX arc_runs_state ON arc_runs (status, agent, created_at);
-CREATE INDEX arc_runs_created ON arc_runs (created_at, n, run_id, run_key);
-CREATE INDEX arc_runs_key ON arc_runs (run_key) WHERE run_key IS NOT NULL;
-CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at) WHERE conversation IS NOT NULL;
-CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at) WHERE lane IS NOT NULL;
-DROP INDEX arc_runs_parent;
-CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at) WHERE parent_id IS NOT NULL;
-CREATE INDEX arc_runs_reason ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason)
-    WHERE reason <> '';
-CREATE INDEX arc_runs_waiting ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1)) WHERE status = 'waiting';
-CREATE INDEX arc_runs_retrying ON arc_runs (created_at) WHERE failures > 0 AND ended_at IS NULL;
-CREATE INDEX arc_runs_asking ON arc_runs (created_at) WHERE questions <> '' AND ended_at IS NULL;
-CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at)
-    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
+    WHERE conversation LIKE '________-____-____-____-____________' AND conversation NOT GLOB '*[^0-9A-Fa-f-]*'""",
     """CREATE TABLE arc_processes (process_id TEXT PRIMARY KEY, worker TEXT NOT NULL, host TEXT NOT NULL,
     pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
     holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
-    """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-DROP INDEX arc_runs_idem;
+    """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT ''""",
+    # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` has the number of a run
+    # that was the last one when it was deleted. The columns that may be long are last, so that the first page of a row
+    # has all others. An older library that still has the file open cannot store a run without `listed`.
+    f"""ALTER TABLE arc_runs RENAME TO arc_runs_6;
+CREATE TABLE arc_runs (
+    listed INTEGER NOT NULL DEFAULT 1, run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, digest TEXT NOT NULL,
+    priority INTEGER NOT NULL, created_at REAL NOT NULL, due_at REAL NOT NULL, expires_at REAL, deadline REAL,
+    run_key TEXT, idem_key TEXT, parent_id TEXT, lane TEXT, conversation TEXT, tenant TEXT NOT NULL,
+    origin TEXT NOT NULL, held INTEGER NOT NULL, status TEXT NOT NULL,
+    generation INTEGER NOT NULL, failures INTEGER NOT NULL, crashes INTEGER NOT NULL, stalls INTEGER NOT NULL,
+    mark INTEGER NOT NULL, parked INTEGER NOT NULL, reason TEXT NOT NULL, claim_id TEXT NOT NULL, worker TEXT NOT NULL,
+    holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
+    updated_at REAL NOT NULL, cancel_at REAL, mail_seq INTEGER NOT NULL, n INTEGER PRIMARY KEY,
+    questions TEXT NOT NULL, metadata TEXT NOT NULL, error TEXT, output TEXT, input TEXT NOT NULL);
+INSERT INTO arc_runs ({ALL}) SELECT {ALL} FROM arc_runs_6;
+CREATE TABLE arc_last_run (n INTEGER NOT NULL);
+INSERT INTO arc_last_run SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'arc_runs_6';
+DROP TABLE arc_runs_6;
+CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
+    WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
+CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
 CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key, tenant) WHERE idem_key IS NOT NULL;
-DROP INDEX arc_runs_head;
 CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
-DROP INDEX arc_runs_behind;
 CREATE INDEX arc_runs_behind ON arc_runs (lane, tenant, priority DESC, n) WHERE held = 1 AND due_at = 0;
-CREATE INDEX arc_runs_tenant ON arc_runs (tenant, status, agent, created_at) WHERE tenant <> '';
-CREATE INDEX arc_runs_owner ON arc_runs (tenant, run_id) WHERE tenant <> '';
-DROP INDEX arc_runs_key;
-CREATE INDEX arc_runs_key ON arc_runs (run_key, tenant) WHERE run_key IS NOT NULL;
-DROP INDEX arc_runs_conversation;
-CREATE INDEX arc_runs_conversation ON arc_runs (conversation, created_at, n, tenant) WHERE conversation IS NOT NULL;
-DROP INDEX arc_runs_lane;
-CREATE INDEX arc_runs_lane ON arc_runs (lane, created_at, n, tenant) WHERE lane IS NOT NULL;
-DROP INDEX arc_runs_parent;
+CREATE INDEX arc_runs_lapsed ON arc_runs (lease_until)
+    WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running');
 CREATE INDEX arc_runs_parent ON arc_runs (parent_id, n, created_at, tenant) WHERE parent_id IS NOT NULL;
-DROP INDEX arc_runs_reason;
+CREATE INDEX arc_runs_owner ON arc_runs (tenant, run_id) WHERE tenant <> '';
+CREATE INDEX arc_runs_state ON arc_runs (listed, status, agent, created_at) WHERE listed = 1;
+CREATE INDEX arc_runs_created ON arc_runs (listed, created_at, n, run_id, run_key) WHERE listed = 1;
+CREATE INDEX arc_runs_tenant ON arc_runs (listed, tenant, status, agent, created_at) WHERE tenant <> '' AND listed = 1;
+CREATE INDEX arc_runs_key ON arc_runs (listed, run_key, tenant) WHERE run_key IS NOT NULL AND listed = 1;
+CREATE INDEX arc_runs_conversation ON arc_runs (listed, conversation, created_at, n, tenant)
+    WHERE conversation IS NOT NULL AND listed = 1;
+CREATE INDEX arc_runs_lane ON arc_runs (listed, lane, created_at, n, tenant) WHERE lane IS NOT NULL AND listed = 1;
 CREATE INDEX arc_runs_reason
-    ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason, tenant) WHERE reason <> '';
-DROP INDEX arc_runs_retrying;
-CREATE INDEX arc_runs_retrying ON arc_runs (created_at, n, tenant) WHERE failures > 0 AND ended_at IS NULL;
-DROP INDEX arc_runs_asking;
-CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant) WHERE questions <> '' AND ended_at IS NULL;
-DROP INDEX arc_runs_in_doubt;
+    ON arc_runs (listed, substr(reason, 1, instr(reason || ' ', ' ') - 1), created_at, n, reason, tenant)
+    WHERE reason <> '' AND listed = 1;
+CREATE INDEX arc_runs_waiting ON arc_runs (substr(reason, 1, instr(reason || ' ', ' ') - 1))
+    WHERE status = 'waiting' AND listed = 1;
+CREATE INDEX arc_runs_retrying ON arc_runs (created_at, n, tenant)
+    WHERE failures > 0 AND ended_at IS NULL AND listed = 1;
+CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant)
+    WHERE questions <> '' AND ended_at IS NULL AND listed = 1;
 CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
-    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL""",
+    WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL AND listed = 1""",
 )
 
 _INSERT = (
-    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL,?,?,?)"
+    f"INSERT INTO arc_runs ({', '.join(COLUMNS[index] for index in _INDEXES)}, n, listed)"
+    f" VALUES ({'?, ' * len(_INDEXES)}"
+    " max((SELECT n FROM arc_last_run), coalesce((SELECT max(n) FROM arc_runs), 0)) + 1, 0)"
 )
+_INSERT_NEW = f"{_INSERT} ON CONFLICT (run_id) DO NOTHING"
+_LIST = "UPDATE arc_runs SET listed = 1 WHERE n > ? AND n <= ?"
+# Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted one with its id.
+_KEEP_LAST = "UPDATE arc_last_run SET n = ?1 WHERE n < ?1 AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?1)"
 _REWRITE = "UPDATE arc_runs SET input = ?, digest = ?, metadata = ?, output = ?, error = ? WHERE n = ?"  # CONTENTS
 _REWRITE_MESSAGE = (
     "UPDATE arc_mail SET payload = ? WHERE run_id = ? AND seq = ? AND kind = ? AND msg_id = ? AND payload = ?"
 )
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
-_ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
-_OWN_ROW = "SELECT * FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <> '' AND tenant = ? AND run_id = ?"
-_BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ? AND tenant = ?"
+_ROW = f"SELECT {ALL} FROM arc_runs WHERE run_id = ?"
+_OWN_ROW = f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <> '' AND tenant = ? AND run_id = ?"
+_BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _MAKE_READY = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
@@ -139,7 +142,9 @@ _MAKE_FIRST_READY = (
 _EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
 _LAPSING = "arc_runs INDEXED BY arc_runs_lapsed"
 _CLAIMED = "status = 'running' AND origin = ''"
-_EXPIRED = f"SELECT * FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until < ? AND agent = ? ORDER BY lease_until LIMIT ?"
+_EXPIRED = (
+    f"SELECT {ALL} FROM {_EXPIRING} WHERE {_CLAIMED} AND lease_until < ? AND agent = ? ORDER BY lease_until LIMIT ?"
+)
 _IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
 # Processes whose leases block claims. Inline runs without a concurrency key are left out, as any caller may take them.
 # Leases that were ended before are left out, or each claim would cost more for every process that was ever killed.
@@ -154,7 +159,7 @@ _END_LEASES = (
     f"UPDATE {_LAPSING} SET lease_until = -1 WHERE {_IN_PLACE} AND lease_until >= 0 AND holder = ?",
 )
 _READY = (
-    "SELECT * FROM arc_runs INDEXED BY arc_runs_ready"
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_ready"
     " WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
 )
@@ -165,13 +170,14 @@ _NEXT_AGENT = (
 )
 _NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
 _HEAD = (
-    "SELECT * FROM arc_runs INDEXED BY arc_runs_head WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_head"
+    " WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
 )
 _BEHIND = (
-    "SELECT * FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
     " ORDER BY priority DESC, n LIMIT 1"
 )
-_LAPSED = f"SELECT * FROM {_LAPSING} WHERE {_IN_PLACE} AND lease_until < ?"
+_LAPSED = f"SELECT {ALL} FROM {_LAPSING} WHERE {_IN_PLACE} AND lease_until < ?"
 _BEAT = (
     "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
 )
@@ -208,7 +214,17 @@ class SQLiteTransitions(RunTransitions):
         self.tx.held(run_id, token)
 
     def add(self, row: RunRow) -> RunRow:
-        row = row.with_values(arrival=self.tx.execute(_INSERT, (*row[:_N], *row[_N + 1 :])).lastrowid)
+        return self._added(row, self.tx.execute(_INSERT, (*row[:_N], *row[_N + 1 :])))
+
+    def add_new(self, row: RunRow) -> RunRow | None:
+        cursor = self.tx.execute(_INSERT_NEW, (*row[:_N], *row[_N + 1 :]))
+        return self._added(row, cursor) if cursor.rowcount else None
+
+    def _added(self, row: RunRow, cursor: sqlite3.Cursor) -> RunRow:
+        arrival = cursor.lastrowid or 0
+        if arrival % BATCH == 0:
+            self.tx.execute(_LIST, (arrival - BATCH, arrival))
+        row = row.with_values(arrival=arrival)
         self._remember(row)
         return row
 
@@ -241,6 +257,7 @@ class SQLiteTransitions(RunTransitions):
 
     def drop(self, row: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
+        self.tx.execute(_KEEP_LAST, (row.arrival,))
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.arrival,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
@@ -335,7 +352,7 @@ def _get(view: sqlite3.Connection, run_id: str, tenant: str = "") -> RunRow | No
 
 def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
     return fetch(
-        view.execute("SELECT * FROM arc_runs INDEXED BY arc_runs_parent WHERE parent_id = ? ORDER BY n", (run_id,))
+        view.execute(f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_parent WHERE parent_id = ? ORDER BY n", (run_id,))
     )
 
 
@@ -385,3 +402,4 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
     }
 
     keeps_processes = True
+    keeps_rows = "arc_runs"

@@ -1,10 +1,16 @@
-"""Lists and counts of the runs in a SQLite file, each from an index."""
+"""Lists and counts of the runs in a SQLite file, each from an index.
+
+An index is one more page to write each time a run changes. So the indexes of lists have only the runs with `listed` 1,
+and the runs that arrived last are not listed: most of them change soon, and often for the last time. `BATCH` of them
+are listed together when the last one of these arrives. The others, fewer than `BATCH`, are read from the table.
+"""
 
 from __future__ import annotations
 
 import heapq
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice, product
@@ -15,6 +21,8 @@ from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
 from .records import COLUMNS, IN_DOUBT, RunCounts, RunFilter, RunRow, damaged, end_of_prefix
 
+ALL = ", ".join(COLUMNS)
+BATCH = 256  # runs that are listed together
 FEW = 1000  # most runs of a prefix that are sorted; more are read in order of creation, as many of these then match
 MANY = 10_000  # the same for the runs of another index in order of arrival
 _KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
@@ -26,6 +34,11 @@ _BEFORE = "(created_at, n) < (?, ?)"
 _THESE = "n IN (SELECT value FROM json_each(?))"
 Condition = tuple[str, tuple[Any, ...]]
 _ANY: Condition = ("TRUE", ())
+_LISTED: Condition = ("listed = 1", ())
+
+
+def _unlisted() -> Condition:
+    return "listed = 0 AND n > (SELECT max(n) FROM arc_runs) / ? * ?", (BATCH, BATCH)
 
 
 @lru_cache(1024)
@@ -40,10 +53,6 @@ def checked_row(row: Sequence[Any]) -> RunRow:
     Raises:
         StorageCorrupt: if it is not as it was written.
     """
-    if len(row) != len(COLUMNS):
-        raise StorageCorrupt(
-            f"run {brief(row[0])}: its row must have {len(COLUMNS)} columns, got {len(row)}. Restore a backup"
-        )
     found: RunRow = tuple.__new__(RunRow, row)
     if (column := _invalid_column(tuple(map(type, row)))) is not None:
         raise damaged(found.run_id, column, getattr(found, column))
@@ -78,6 +87,11 @@ class _Source(NamedTuple):
 
     name: str  # of the index, without "arc_runs_"
     keys: Sequence[Condition] = (("", ()),)  # what selects one such range; all ranges are merged
+
+    @property
+    def has(self) -> Condition:
+        """The condition for the runs that the index has. The index of parents has all of them."""
+        return ("", ()) if self.name == "parent" else _LISTED
 
 
 def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
@@ -122,7 +136,7 @@ def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]
 
 def _agents(view: sqlite3.Connection, status: str, tenant: str | None) -> Iterator[str]:
     index, of = _by_state(tenant)
-    texts, values = _split(of, ("status = ?", (status,)))
+    texts, values = _split(of, ("status = ?", (status,)), _LISTED)
     query = _query("agent", _by(index), (*texts, "agent > ?"), "ORDER BY agent LIMIT 1")
     return agents(lambda agent: view.execute(query, (*values, agent)).fetchone())
 
@@ -196,14 +210,22 @@ def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
         return _oldest(view, wanted)
     source = _chosen(view, wanted)
     streams = [_newest(view, wanted, source, key) for key in source.keys]
+    if source.has is _LISTED:
+        streams.append(iter(sorted(_places_unlisted(view, wanted), reverse=True)))
     return _rows(view, wanted, [n for _, n in islice(heapq.merge(*streams, reverse=True), wanted.limit)])
+
+
+def _places_unlisted(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[float, int]]:
+    """Return the places of the wanted runs that the indexes do not have."""
+    texts, values = _split(_unlisted(), *_conditions(wanted), _before(wanted))
+    return view.execute(_query("created_at, n", "NOT INDEXED", texts, ""), values).fetchall()
 
 
 def _newest(
     view: sqlite3.Connection, wanted: RunFilter, source: _Source, key: Condition
 ) -> Iterator[tuple[float, int]]:
     """Yield the places of the runs of one key of an index, newest first, read in pages of growing size."""
-    texts, values = _split(key, *_conditions(wanted), (_BEFORE, ()))
+    texts, values = _split(key, source.has, *_conditions(wanted), (_BEFORE, ()))
     query = _query("created_at, n", _by(source.name), texts, "ORDER BY created_at DESC, n DESC LIMIT ?")
     size = wanted.limit if len(source.keys) == 1 else 8 + 2 * min(wanted.limit, FEW) // len(source.keys)
     before = _upper(wanted)
@@ -218,7 +240,7 @@ def _newest(
 def _columns(wanted: RunFilter) -> str:
     left_out = _LIGHT if wanted.light else _WITHOUT_INPUT if wanted.without_input else None
     if left_out is None:
-        return "*"
+        return ALL
     return ", ".join(left_out.get(name, name) for name in COLUMNS)
 
 
@@ -234,9 +256,10 @@ def _of_prefix(view: sqlite3.Connection, prefix: str, tenant: str | None) -> lis
     found: set[int] = set()
     beyond = end_of_prefix(prefix)
     owner = ("tenant <> '' AND tenant = ?" if tenant else "", (tenant,))
-    for column in ("run_id", "run_key"):
-        texts, values = _split((f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,)), owner)
-        numbers = view.execute(_query("n", "", texts, "LIMIT ?"), (*values, FEW + 1)).fetchall()
+    for column, index, of in (("run_id", "", _ANY), ("run_key", "", _LISTED), ("run_key", "NOT INDEXED", _unlisted())):
+        ends = (f"{column} >= ?", (prefix,)), (f"{column} < ?" if beyond else "", (beyond,))
+        texts, values = _split(*ends, owner, of)
+        numbers = view.execute(_query("n", index, texts, "LIMIT ?"), (*values, FEW + 1)).fetchall()
         found.update(n for (n,) in numbers)
         if len(numbers) > FEW:
             return None
@@ -267,9 +290,11 @@ def _oldest_of_tenant(view: sqlite3.Connection, wanted: RunFilter, source: _Sour
     """Return the first `n` of a tenant's runs. Each index has the tenant, so no row of another tenant is read."""
     found: list[int] = []
     for key in source.keys:
-        texts, values = _split(key, *_conditions(wanted), _before(wanted))
+        texts, values = _split(key, source.has, *_conditions(wanted), _before(wanted))
         query = _query("n", _by(source.name), texts, "ORDER BY n LIMIT ?")
         found += (n for (n,) in view.execute(query, (*values, wanted.limit)))
+    if source.has is _LISTED:
+        found += (n for _, n in _places_unlisted(view, wanted))
     return sorted(found)[: wanted.limit]
 
 
@@ -277,24 +302,30 @@ def _numbers(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> li
     """Return the `n` of all runs of the keys of an index, None if these are many."""
     found: list[int] = []
     for key in source.keys:
-        texts, values = _split(key, ("created_at >= ? AND n > ?", (wanted.since, wanted.after)))
+        texts, values = _split(key, source.has, ("created_at >= ? AND n > ?", (wanted.since, wanted.after)))
         query = _query("n", _by(source.name), texts, "LIMIT ?")
         found += (n for (n,) in view.execute(query, (*values, MANY + 1 - len(found))))
         if len(found) > MANY:
             return None
-    return found
+    return found + [n for _, n in _places_unlisted(view, wanted)] if source.has is _LISTED else found
 
 
 def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
     """Return conditions on `n` that are true of all wanted runs, so that fewer other rows are read."""
-    first = wanted.after + 1
+
+    def end(which: str, condition: Condition) -> tuple[int | None]:
+        found: list[Any] = []
+        for index, of in ((_by("created"), _LISTED), ("NOT INDEXED", _unlisted())):
+            texts, values = _split(of, condition)
+            found += view.execute(_query(f"{which}(n)", index, texts, ""), values).fetchone()
+        return ((min if which == "min" else max)((n for n in found if n is not None), default=None),)
+
+    first: tuple[int | None] = (wanted.after + 1,)
     if wanted.since > 0 and not wanted.after:
-        query = _query("min(n)", _by("created"), ("created_at >= ?",), "")
-        first = view.execute(query, (wanted.since,)).fetchone()[0]
-    given: list[Condition] = [("n >= ?", (first,))]  # never true of NULL: no run is wanted
+        first = end("min", ("created_at >= ?", (wanted.since,)))
+    given: list[Condition] = [("n >= ?", first)]  # never true of NULL: no run is wanted
     if (before := _before(wanted))[0]:
-        query = _query("max(n)", _by("created"), (before[0],), "")
-        given.append(("n <= ?", view.execute(query, before[1]).fetchone()))
+        given.append(("n <= ?", end("max", before)))
     return given
 
 
@@ -304,24 +335,25 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
     """Return how many runs are stored, or how many of them a tenant has."""
     of_state, of = _by_state(tenant)
+    runs, oldest, waiting, due = Counter[tuple[str, str]](), dict[str, float](), Counter[str](), 0
 
     def read(index: str, columns: str, end: str, *more: Condition) -> list[tuple[Any, ...]]:
         texts, values = _split(of, *more)
-        return view.execute(_query(columns, _by(index), texts, end), values).fetchall()
+        return view.execute(_query(columns, index, texts, end), values).fetchall()
 
-    runs: dict[tuple[str, str], int] = {
-        (status, agent): number
-        for status, agent, number in read(of_state, "status, agent, count(*)", "GROUP BY status, agent", _ANY)
-    }
-    oldest = {
-        agent: read(of_state, "min(created_at)", "", ("status = 'pending' AND agent = ?", (agent,)))[0][0]
-        for status, agent in runs
-        if status == "pending"
-    }
     # The indexes of due and of waiting runs contain the runs of all tenants.
-    live = ("status IN ('pending', 'waiting')" if tenant else "", ())
-    [[due]] = read(of_state if tenant else "due", "count(*)", "", live, ("due_at > 0", ()))
-    waiting = read(
-        of_state if tenant else "waiting", f"{FIRST_WORD}, count(*)", "GROUP BY 1", ("status = 'waiting'", ())
-    )
-    return RunCounts(runs, oldest, due, dict(waiting))
+    listed = _by(of_state), _by(of_state if tenant else "waiting"), _LISTED
+    for by_state, by_waiting, part in (listed, ("NOT INDEXED", "NOT INDEXED", _unlisted())):
+        for status, agent, number in read(by_state, "status, agent, count(*)", "GROUP BY status, agent", part):
+            runs[status, agent] += number
+            if status == "pending":
+                [[at]] = read(by_state, "min(created_at)", "", ("status = 'pending' AND agent = ?", (agent,)), part)
+                oldest[agent] = min(at, oldest.get(agent, at))
+        words = f"{FIRST_WORD}, count(*)"
+        waiting.update(dict(read(by_waiting, words, "GROUP BY 1", ("status = 'waiting'", ()), part)))
+        if tenant:
+            live = "status IN ('pending', 'waiting') AND due_at > 0"
+            due += read(by_state, "count(*)", "", (live, ()), part)[0][0]
+    if not tenant:
+        due = read(_by("due"), "count(*)", "", ("due_at > 0", ()))[0][0]
+    return RunCounts(dict(runs), oldest, due, dict(waiting))

@@ -99,6 +99,10 @@ class RunTransitions(ABC):
     def add(self, row: RunRow) -> RunRow:
         """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier ones."""
 
+    def add_new(self, row: RunRow) -> RunRow | None:
+        """Do as `add`, unless a row with this id is stored: then return None. The row has no other key."""
+        return self.add(row) if self.get(row.run_id) is None else None
+
     @abstractmethod
     def save(self, row: RunRow) -> None:
         """Replace the stored row with the same `arrival`."""
@@ -224,11 +228,11 @@ class RunTransitions(ABC):
 
     def insert(self, row: RunRow) -> RunRow:
         """Store a row unless one with its id or idempotency key is stored; return the stored row."""
-        stored = self._existing(row)
-        if stored is not None:
+        added = self.add_new(row) if _has_no_key(row) else None
+        if added is None and (stored := self._existing(row)) is not None:
             return stored
         self.notify("work")
-        return self.add(self._enter_group(row))
+        return added or self.add(self._enter_group(row))
 
     def _existing(self, row: RunRow) -> RunRow | None:
         stored = self.get(row.run_id)
@@ -285,6 +289,11 @@ class RunTransitions(ABC):
             "unknown" and None; or "behind" and the active row with its concurrency key. The run is changed or stored
             only with "claimed", or with "behind" and `wait`.
         """
+        if insert and _has_no_key(row):
+            added = self.add_new(as_claimed(row, above(want.tickets[0], row.claim_id), want))
+            if added is not None:
+                self.fence(added.run_id, added.claim_id)
+                return ("claimed", added)
         stored = self._existing(row) if insert else self.get(row.run_id)
         if stored is None:
             if not insert:
@@ -513,6 +522,11 @@ class RunTransitions(ABC):
         if self.get(run_id) is None:
             return [False] * len(changes)
         return [self.replace_message(run_id, old, new) for old, new in changes]
+
+
+def _has_no_key(row: RunRow) -> bool:
+    """Whether nothing but the id of a new row decides if it can be stored and claimed."""
+    return row.idem_key is None and row.concurrency_key is None
 
 
 def _released_by(row: RunRow, how: RunUpdate) -> bool:

@@ -187,7 +187,8 @@ def _end_operations(backends: Backends, end: End, now: float) -> list[Op]:
     record = Record(
         -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(end.result), info=end.event, nev=1
     )
-    ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
+    status = backends.state.status_ops(backends.queue, row.run_id, "cancelled", now)
+    ops = [Op("journal.append", (row.run_id, record)), *status]
     if not backends.together:
         ops.insert(0, end_fence(row.run_id, row.claim_id or LOWEST_TOKEN))
     return [*ops, *end.operations] if _events_derived(backends) else ops

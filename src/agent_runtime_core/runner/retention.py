@@ -59,16 +59,16 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
         await _record_lineages_of_children(backends, row)
         lineages = [*dict.fromkeys((run_id, await stored_origin(backends.state, run_id)))]
     leave = [Op("effect.leave", (each, run_id)) for each in lineages]
-    # The queue's row is deleted last: after a crash in between the next `vacuum` finds it again.
-    queue = backends.queue.commits
-    last = [Op("queue.delete", (run_id, row.generation, row.arrival))]
+    # The queue's row is deleted last: after a crash in between the next `vacuum` finds it again. On SQLite, the journal
+    # is found by it.
+    queue, last = backends.queue.commits, list[Op]()
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
         ops, commits = [Op(name, (run_id,)), *(leave if backend is backends.state else ())], backend.commits
         if commits is queue:
             last += ops
         else:
             await commits.commit(None, [*ops, Op(FORGET, (run_id,))])
-    await queue.commit(None, last)
+    await queue.commit(None, [*last, Op("queue.delete", (run_id, row.generation, row.arrival))])
     if backends.state.commits is not queue:  # it may have become a member again while its row was there
         await backends.state.commits.commit(None, leave)
     for commits in stores:

@@ -591,10 +591,10 @@ class RunClient:
         ended = await self.queue.require(run_id, tenant)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
-        pending = Op("state.status", (key, RunStatus.PENDING.value, now))
+        pending = self.state_store.status_ops(self.queue, key, RunStatus.PENDING.value, now)
         queue, state = self.queue.commits, self.state_store.commits
         try:
-            ops = [Op("queue.reopen", (key, expect, now)), *([pending] if state is queue else [])]
+            ops = [Op("queue.reopen", (key, expect, now)), *(pending if state is queue else [])]
             if named:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
             ops += self.queue.acted_ops(key, "resume", by, f"resume:{ended.generation}")
@@ -607,7 +607,7 @@ class RunClient:
             ) from None
         if state is not queue:
             with contextlib.suppress(LeaseLost):  # a worker has claimed the run already: its status is newer
-                await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), pending])
+                await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), *pending])
         return await self.get_run(key)
 
     async def requeue(

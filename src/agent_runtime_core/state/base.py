@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
@@ -19,6 +19,7 @@ from .._engines.payloads import UNREADABLE, PayloadFields, Payloads, Undecoded, 
 from .._engines.payloads import same_digest as same_digest
 from .._journal.record import Record, decode_record, decode_records, encode_record, outcome_of
 from ..errors import StorageCorrupt, StorageError, UnserialisableResult, brief_kind
+from ..queue.base import RunQueue
 
 
 def decode_state(payloads: Payloads | None, run_id: str, row: StateRow) -> StateRow:
@@ -305,6 +306,8 @@ class StateStore(Backend):
 
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
+    #: The `keeps_rows` of the queue whose rows this store reads, if both have one engine. It then saves no statuses.
+    reads_rows: ClassVar[str] = ""
 
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
         """Replace the run's checkpoint.
@@ -348,8 +351,14 @@ class StateStore(Backend):
         guard = None if claim is None else Guard(key, claim)
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])
 
+    def status_ops(self, queue: RunQueue, run_id: str, status: str, now: float) -> list[Op]:
+        """Return what saves the status of a run of this queue: nothing if `get_run_status` reads the run's row."""
+        if self.reads_rows and self.reads_rows == queue.keeps_rows and self.commits is queue.commits:
+            return []
+        return [Op("state.status", (run_id, status, now))]
+
     async def get_run_status(self, run_id: UUID | str) -> str | None:
-        """Return the status that was saved for a run, or None."""
+        """Return the status that was saved last for a run, or None. On SQLite, a queue in the same file saves it."""
         return (await self.state(stored_id(run_id))).status
 
     async def state(self, run_id: str) -> StateRow:

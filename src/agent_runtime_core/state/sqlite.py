@@ -25,6 +25,8 @@ MIGRATIONS = (
     "INSERT INTO arc_effects_of_runs SELECT origin, key, digest, run_id, 0, status, result, t FROM arc_effects;\n"
     "DROP TABLE arc_effects;\n"
     "ALTER TABLE arc_effects_of_runs RENAME TO arc_effects",
+    # A status that was saved before has no time: the row of its run is newer, if there is one.
+    "ALTER TABLE arc_state ADD COLUMN status_t REAL",
 )
 
 _EFFECT = "origin, key, digest, run_id, status, result, t, n"  # the fields of an EffectRow
@@ -34,11 +36,15 @@ _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
+_STATUS_OF_ROW = (
+    "SELECT status FROM arc_runs WHERE run_id = ?1"
+    " AND NOT EXISTS (SELECT 1 FROM arc_state WHERE run_id = ?1 AND status_t >= updated_at)"
+)
 
 
 def checkpoint(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
     tx.execute(
-        "INSERT INTO arc_state VALUES (?, NULL, ?, ?, ?)"
+        "INSERT INTO arc_state (run_id, checkpoint, mark, t) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (run_id) DO UPDATE SET checkpoint = excluded.checkpoint, mark = excluded.mark, t = excluded.t",
         (run_id, text, mark, now),
     )
@@ -46,9 +52,9 @@ def checkpoint(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: floa
 
 def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
     tx.execute(
-        "INSERT INTO arc_state VALUES (?, ?, NULL, NULL, ?)"
-        " ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, t = excluded.t",
-        (run_id, text, now),
+        "INSERT INTO arc_state (run_id, status, t, status_t) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, t = excluded.t, status_t = excluded.status_t",
+        (run_id, text, now, now),
     )
 
 
@@ -101,6 +107,20 @@ def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
     return StateRow(*row)
 
 
+def _newest(view: sqlite3.Connection, run_id: str) -> StateRow:
+    """Return the state of a run, with the status of its row in this file unless a newer one was saved."""
+    state = _state(view, run_id)
+    try:
+        row = view.execute(_STATUS_OF_ROW, (run_id,)).fetchone()
+    except sqlite3.OperationalError as error:
+        if not journal.has_no_queue(error):
+            raise
+        return state
+    if row is not None and not isinstance(row[0], str):
+        raise damaged(run_id, "status", row[0])
+    return state if row is None else state._replace(status=row[0])
+
+
 CONCERN = StateOperations(_state, effects, put, drop, _drop_lineage).operation_set(
     {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, "state.rewrite": rewrite},
     migrations=MIGRATIONS,
@@ -112,5 +132,6 @@ class SQLiteStateStore(SQLiteBackend, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": effects, "effect_keys": effect_keys}
+    reads: ClassVar[Reads] = {**journal.READS, "state": _newest, "effects": effects, "effect_keys": effect_keys}
     transacts = True
+    reads_rows = "arc_runs"

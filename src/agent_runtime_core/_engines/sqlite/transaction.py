@@ -124,7 +124,7 @@ class SQLiteTx:
         self.counters: dict[str, int] = engine.known.counters
         #: The key of the first record of a run.
         self.journals: dict[str, int] = engine.known.journals
-        #: Rows that an operation set has written; cleared at the same time.
+        #: Rows that the queue has written; cleared at the same time. Journals use their `arrival`.
         self.rows: dict[str, Any] = engine.known.rows
         # Not `execute` of one cursor, which is faster: after an error on Python 3.11 the cursor keeps its statement,
         # and with it the transaction of a connection that was closed.
