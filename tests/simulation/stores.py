@@ -163,6 +163,7 @@ class SimWriter(Writer):
         loops = [request.loop for request in batch]
         for request in batch:
             request.loop = None
+        self._queued += len(batch) + jobs
         try:
             super().write(batch, jobs)
         finally:
@@ -212,6 +213,15 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
                 self.world.watch.landed(request, replayed, self.place)
             else:
                 self.world.trace("refused", request.ops)
+
+    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Read at this moment, before what is under way, or leave it to a thread, which reads a little later."""
+        world = self.world
+        if not world.reads_on_loop or (world.reads_alone and self.wire.carries):
+            return None
+        found = super().read_on_loop(short, args)
+        world.loop.note(f"read {found}")
+        return found
 
     def submit_read(
         self,
