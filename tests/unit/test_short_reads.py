@@ -111,7 +111,7 @@ async def test_a_short_read_sees_the_last_commit_of_each_process(tmp_path: Path,
 async def test_a_task_that_repeats_a_read_lets_others_write_what_it_looks_for(tmp_path: Path) -> None:
     queue, run_id = await opened(tmp_path / "a.db", [])
     sender = asyncio.ensure_future(queue.post(run_id, "signal", "there", "x"))
-    found = []
+    found: list[Any] = []
     for _ in range(100 * READS_ON_LOOP):  # without a pause, none of these reads finds the message
         found = found or await queue.read("mail", run_id, 0)
     assert [mail.name for mail in found] == ["there"]
