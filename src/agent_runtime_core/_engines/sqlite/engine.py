@@ -186,7 +186,8 @@ class SQLiteEngine(SharedEngine):
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._ensure_open()
-        if (short := self._short_reads.get(fn)) is not None and (found := self.read_on_loop(short, args)) is not None:
+        short = self._short_reads.get(fn)
+        if short is not None and (found := self.writer.read_on_loop(short, args)) is not None:
             self._reads_on_loop += 1
             if not self._reads_on_loop % READS_ON_LOOP:
                 await asyncio.sleep(0)
@@ -195,10 +196,6 @@ class SQLiteEngine(SharedEngine):
         future: asyncio.Future[Any] = loop.create_future()
         self.submit_read(fn, args, loop, future)
         return await future
-
-    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return what a short read finds; None if a thread must read. The simulator overrides this."""
-        return self.writer.read_on_loop(short, args)
 
     def submit_read(
         self,

@@ -274,7 +274,7 @@ class Writer:
 
         A thread must read if the writer thread is busy, so that the loop never waits for the connection; if the
         connection is in a transaction, of which the read would see a part; if there is too much to read for an event
-        loop; and if the read failed: it fails there too, and is reported.
+        loop; and if the read failed: it fails there too, and is reported. The simulator overrides this.
         """
         if self._queued:
             return None
