@@ -135,17 +135,14 @@ class ToolCallDict(dict[str, Any]):
     @property
     def name(self) -> str:
         """The name of the tool."""
-        return str(self._function.get("name") or "")
+        function = self.get("function")
+        return str((function if type(function) is dict or isinstance(function, Mapping) else self).get("name") or "")
 
     @property
     def arguments(self) -> Any:
         """The arguments as the model sent them, usually JSON text."""
-        return self._function.get("arguments")
-
-    @property
-    def _function(self) -> Mapping[str, Any]:
         function = self.get("function")
-        return function if type(function) is dict or isinstance(function, Mapping) else self
+        return (function if type(function) is dict or isinstance(function, Mapping) else self).get("arguments")
 
 
 @dataclass

@@ -216,8 +216,11 @@ class Budget:
     @property
     def is_last_turn(self) -> bool:
         """Whether `max_turns` allows no turn after those that are counted and active."""
-        limited = ((each, each.limits.max_turns) for each in self._chain)
-        return any(most is not None and each.turns + each.reserved_turns >= most for each, most in limited)
+        for each in self._chain:
+            most = each.limits.max_turns
+            if most is not None and each.turns + each.reserved_turns >= most:
+                return True
+        return False
 
     def before_call(self) -> None:
         """Check that another model call may begin."""
@@ -279,7 +282,7 @@ class Budget:
 
     def used(self, usage: Mapping[str, Any], cost: float | str | None) -> None:
         """Count the usage and the cost of a model call or a child, in USD as a number or as it is stored."""
-        tokens, usd = tokens_of(usage), usd_of(cost)
+        tokens, usd = tokens_of(usage), None if cost is None else usd_of(cost)
         for each in self._chain:
             each._count(usage, tokens, usd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -107,6 +108,14 @@ class SimLoop(asyncio.BaseEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._push(when, timer)
         return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        when = self.now + delay
+        if delay > 0:  # what is left of a wait may be too little for this float: without this it would never be over
+            when = max(when, math.nextafter(self.now, math.inf))
+        return self.call_at(when, callback, *args, context=context)
 
     def _push(self, when: float, timer: Any) -> None:
         self._set += 1

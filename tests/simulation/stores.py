@@ -158,11 +158,14 @@ class SimCommitter(GroupCommitter):
 class SimWriter(Writer):
     """Commits what the wire brings, and leaves the answers to it."""
 
+    wire: Wire
+
     def write(self, batch: list[CommitRequest], jobs: int = 0) -> None:
         """Commit a group. Its callers are not woken here: the wire brings each answer later."""
         loops = [request.loop for request in batch]
         for request in batch:
             request.loop = None
+        self._queued += len(batch) + jobs
         try:
             super().write(batch, jobs)
         finally:
@@ -172,6 +175,15 @@ class SimWriter(Writer):
     def commit_on_loop(self, batch: list[CommitRequest]) -> bool:
         """Never: all goes over the wire."""
         return False
+
+    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Read at this moment, before what is under way, or leave it to a thread, which reads a little later."""
+        wire = self.wire
+        if not wire.world.reads_on_loop or (wire.world.reads_alone and wire.carries):
+            return None
+        found = super().read_on_loop(short, args)
+        wire.world.loop.note(f"read {found}")
+        return found
 
 
 class SimSQLiteEngine(Bells, SQLiteEngine):
@@ -193,6 +205,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         self.committer: SimCommitter = SimCommitter(self, self.file.writing, path=self.path, flushes=flushes)
         self.committer.world, self.committer.place = self.world, self.place
         writer = SimWriter(self.committer, self.file, self._commit_lock, self.log, self._ring)
+        writer.wire = self.wire
         if self.world.migrated(self.place):
             self.file.migrate = _nothing  # type: ignore[method-assign]
         return writer

@@ -31,6 +31,15 @@ def test_time_jumps_and_a_lost_wake_up_is_a_deadlock() -> None:
     loop.bury()
 
 
+def test_time_goes_on_during_a_sleep_that_rounding_swallows() -> None:
+    loop = SimLoop(0)
+
+    loop.run_until_complete(asyncio.sleep(4.75))
+    loop.run_until_complete(asyncio.sleep(3e-16))
+    assert loop.time() > 4.75
+    loop.bury()
+
+
 async def _work(host: str, done: list[str]) -> None:
     HOST.set(host)
     try:

@@ -89,6 +89,11 @@ class Wire:
         self._inbox: list[CommitRequest] = []
         self._replied = 0.0
 
+    @property
+    def carries(self) -> bool:
+        """Whether a commit is on its way to the store."""
+        return bool(self._inbox)
+
     def send(self, request: CommitRequest) -> None:
         self._inbox.append(request)
         if len(self._inbox) == 1:

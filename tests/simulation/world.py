@@ -55,6 +55,8 @@ class World:
         self.skew, self.hours = skew, hours
         self.decodes, self.encrypts = decodes, False  # whether hosts have a codec, and whether it encrypts
         self.stands = bool(seed % 2)  # whether claims of idle workers stand, where the store can have them do so
+        # Whether short reads take no time, where a store reads on the event loop; and whether only without a commit.
+        self.reads_on_loop, self.reads_alone = seed % 4 < 2, seed % 8 < 4
         self.ablated = frozenset(ablated)
         self.agents: list[AgentRuntime] = []
         self.tables: dict[str, dict[str, dict[Any, Any]]] = {}

@@ -12,6 +12,8 @@ import pytest
 from agent_runtime_core import open_run
 from agent_runtime_core._core.codec.json import decode
 from agent_runtime_core._execution.context import conversation_id
+from agent_runtime_core._execution.mailbox import MailboxReader
+from agent_runtime_core._execution.run_control import MailEvent
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import IllegalTransition, InvalidArgument, LimitExceeded, UnknownRun
@@ -20,6 +22,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import Hooks, TurnState, run_turn_loop
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.queue.records import MailboxMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import create_test_context, record, run_agent_test
@@ -706,6 +709,79 @@ async def test_a_client_may_raise_an_error_of_its_own_when_it_is_interrupted() -
 
         result = await go(rig, loop(Model(first, "new")))
         assert result.final_messages == [user("hello"), user("stop"), assistant("new")]
+
+
+async def test_a_call_is_watched_once_a_message_has_arrived() -> None:
+    async with Rig() as rig:
+        watched = []
+
+        def watches() -> int:
+            return sum("_watch" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+        async def first(messages: list[Any]) -> str:
+            await asyncio.sleep(0)
+            watched.append(watches())
+            await rig.runner.send("r", "next")
+            for _ in range(1000):
+                await asyncio.sleep(0)
+                if watches():
+                    return "first"
+            return "never watched"
+
+        async def second(messages: list[Any]) -> str:
+            return "second"
+
+        result = await go(rig, loop(Model(first, second)))
+        assert watched == [0]
+        assert result.final_messages == [user("hello"), assistant("first"), user("next"), assistant("second")]
+
+
+async def test_a_message_that_arrives_before_a_call_begins_interrupts_it(where: Path | None) -> None:
+    async with Rig(where) as rig:
+
+        async def body(ctx: Any) -> RunResult:
+            async def trim(messages: list[Any]) -> list[Any]:
+                if model.asked or sent.is_set():
+                    return messages
+                await rig.runner.send("r", "stop", when="interrupt")
+                await until(ctx.control.mail)
+                sent.set()
+                return messages
+
+            done = await run_turn_loop(ctx, model, hooks=Hooks(trim=trim))
+            return RunResult({"response": done.text}, done.messages)
+
+        async def hangs(messages: list[Any]) -> str:
+            await asyncio.get_running_loop().create_future()
+            return ""
+
+        sent, model = asyncio.Event(), Model(hangs, "new")
+        result = await go(rig, body)
+        assert result.final_messages == [user("hello"), user("stop"), assistant("new")]
+
+
+async def test_two_reads_at_the_same_time_find_each_message_once() -> None:
+    class Slow:
+        """A mailbox whose reads end in the opposite order."""
+
+        def __init__(self) -> None:
+            self.reads: list[asyncio.Future[list[MailboxMessage]]] = []
+
+        async def mail(self, run_id: str, after: int) -> list[MailboxMessage]:
+            self.reads.append(asyncio.get_running_loop().create_future())
+            return await self.reads[-1]
+
+    slow: Any = Slow()
+    mailbox = MailboxReader(slow, "r", MailEvent(), set())
+    reads = [asyncio.ensure_future(mailbox.read()) for _ in range(2)]
+    await asyncio.sleep(0)
+    one, two = (MailboxMessage("signal", "a", "null", f"{n}", 0.0, n) for n in (1, 2))
+    slow.reads[1].set_result([one, two])
+    await reads[1]
+    slow.reads[0].set_result([one])
+    await reads[0]
+    assert mailbox.unread("signal", "a") == (one, two)
+    assert mailbox.cursor == 2
 
 
 async def test_a_message_for_the_next_turn_does_not_interrupt() -> None:

@@ -65,6 +65,9 @@ class OperationSet:
     #: On SQLite: `fence(tx, key)` returns the fence of a key from a row of this set, or None. It overrides
     #: the engine's own fence.
     fence: Callable[[Any, str], str | None] | None = None
+    #: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there is too much to
+    #: read for the event loop. To hand a read to a thread takes ten times as long as such a read.
+    short_reads: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
 
 
 def always(*args: Any) -> bool:

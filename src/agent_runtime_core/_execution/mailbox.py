@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 from .._core.arguments import messages_in
@@ -16,6 +16,7 @@ from .._core.log import log
 from .._core.validation import must
 from ..queue.base import RunQueue
 from ..queue.records import MESSAGE, QUESTION, MailboxMessage, answered_request
+from .run_control import MailEvent
 from .step import Identity
 from .step_journal import RunJournal
 
@@ -47,30 +48,30 @@ class MailboxReader:
         consumed: Numbers of the messages that are named by records of the run's journal.
     """
 
-    def __init__(self, queue: RunQueue, run_id: str, arrived: asyncio.Event, consumed: set[int]) -> None:
+    def __init__(self, queue: RunQueue, run_id: str, arrived: MailEvent, consumed: set[int]) -> None:
         self.cursor: int = 0  # number of the last message read
-        self.arrived: asyncio.Event = arrived
+        self.arrived: MailEvent = arrived
         self._queue, self._run_id = queue, run_id
         self._consumed = consumed
         self._unread: dict[tuple[str, str], deque[MailboxMessage]] = defaultdict(deque)  # by kind and name
         self._rejected: set[int] = set()  # numbers of messages whose rejection is logged
         self._decided: set[str] = set()  # ids of requests that were answered or closed
-        self._reading = asyncio.Lock()
 
     async def read(self) -> None:
         """Read the messages that arrived since the last read."""
-        async with self._reading:  # else two waits would read the same messages
-            messages: list[MailboxMessage] | None = None
-            self.arrived.clear()
-            try:
-                messages = await self._queue.mail(self._run_id, self.cursor)
-            finally:
-                if messages is None or messages:  # another wait may have read before these, and is about to wait
-                    self.arrived.set()
-            for message in messages:
-                if self._counts(message) and message.seq not in self._consumed:
-                    self._unread[message.kind, message.name].append(message)
-                self.cursor = max(self.cursor, message.seq)  # `passed` may have moved it during the read
+        messages: list[MailboxMessage] | None = None
+        self.arrived.clear()
+        try:
+            messages = await self._queue.mail(self._run_id, self.cursor)
+        finally:
+            if messages is None or messages:  # another wait may have read before these, and is about to wait
+                self.arrived.set()
+        for message in messages:
+            if message.seq <= self.cursor:  # another wait has read it at the same time, or `passed` it
+                continue
+            self.cursor = message.seq
+            if self._counts(message) and message.seq not in self._consumed:
+                self._unread[message.kind, message.name].append(message)
 
     def _counts(self, message: MailboxMessage) -> bool:
         """Return whether a wait of the run can receive the message. Only the first answer to a request counts."""
@@ -87,15 +88,22 @@ class MailboxReader:
             self.cursor = number
 
     def find(
-        self, kind: str, *names: str, fits: Callable[[MailboxMessage], bool] = lambda message: True
+        self, kind: str, *names: str, fits: Callable[[MailboxMessage], bool] | None = None
     ) -> MailboxMessage | None:
         """Return the first unread message of that kind and the first of these names that `fits`."""
-        unread = (message for name in names for message in self._unread.get((kind, name), ()))
-        return next((message for message in unread if fits(message)), None)
+        for name in names:
+            for message in self._unread.get((kind, name), ()):
+                if fits is None or fits(message):
+                    return message
+        return None
 
     def unread(self, kind: str, name: str) -> Sequence[MailboxMessage]:
         """Return all unread messages of that kind and name."""
         return tuple(self._unread.get((kind, name), ()))
+
+    def consume_all(self, kind: str, name: str) -> list[MailboxMessage]:
+        """Remove all unread messages of that kind and name, and return them."""
+        return list(self._unread.pop((kind, name), ()))
 
     def is_last(self, message: MailboxMessage) -> bool:
         """Return whether no later message of the same kind and name is unread."""
@@ -199,23 +207,33 @@ class Inbox:
 
     async def has_new(self) -> bool:
         """Return whether there is an unread message, as the store has it now."""
-        if self._journal.writer.closed_error is not None:  # the run has succeeded before, and is only replayed
+        journal, control = self._journal, self._journal.control
+        if journal.writer.closed_error is not None:  # the run has succeeded before, and is only replayed
             return False
-        await self._journal.control.ensure_open()
-        await self._read()
-        await self._journal.control.ensure_open()  # a call of an ended run must not take messages that are lost then
-        return self.first() is not None
+        if control.refuses:
+            await control.refuse()
+        if journal.unconfirmed.pending:
+            await journal.unconfirmed.resolve()
+        uncertain, self._uncertain = self._uncertain, []
+        for step, messages in uncertain:
+            if step not in journal.view.completed:
+                for message in messages:
+                    self._mailbox.put_back(message)
+        await self._mailbox.read()
+        if control.refuses:  # a call of an ended run must not take messages that are lost then
+            await control.refuse()
+        return self._mailbox.find(MESSAGE, "") is not None
 
     async def take(self) -> Sequence[MailboxMessage]:
         """Return the unread messages in the order in which they were sent, and publish an event for each."""
         writer = self._journal.writer
         # Before the first wait: of concurrent loops that know of a message, only this one must call its model for it.
-        taken = self._consumed() if writer.closed_error is None else []
+        taken = self._mailbox.consume_all(MESSAGE, "") if writer.closed_error is None else []
         try:
             if await self.has_new():
-                taken += self._consumed()
-            taken.sort(key=lambda each: each.seq)
+                taken += self._mailbox.consume_all(MESSAGE, "")
             if taken:
+                taken.sort(key=lambda each: each.seq)
                 # The id of the event is that of the message, so a message that is taken again publishes no second one.
                 await writer.emit([_event(each, writer.clock.wall()) for each in taken])
         except BaseException:
@@ -224,12 +242,6 @@ class Inbox:
             raise
         return taken
 
-    def _consumed(self) -> list[MailboxMessage]:
-        unread = [*self._mailbox.unread(MESSAGE, "")]
-        for message in unread:
-            self._mailbox.consume(message)
-        return unread
-
     def put_back(self, messages: Sequence[MailboxMessage], step: Identity) -> None:
         """Make messages unread again, because the step that they were taken for failed."""
         if self._journal.unconfirmed.pending:
@@ -237,6 +249,14 @@ class Inbox:
         else:
             for message in messages:
                 self._mailbox.put_back(message)
+
+    def on_arrival(self, notice: Callable[[], None]) -> Callable[[], None]:
+        """Have `notice` called when messages may have arrived, and now if some are unread; return what ends that."""
+        arrived = self._mailbox.arrived
+        if arrived.is_set() or self._mailbox.find(MESSAGE, "") is not None:
+            notice()
+        arrived.listeners.append(notice)
+        return partial(arrived.listeners.remove, notice)
 
     async def interrupted(self) -> None:
         """Return when there is an unread message that ends the model call in flight; once for each such message."""
@@ -247,17 +267,6 @@ class Inbox:
                     return
             await self._mailbox.arrived.wait()
             await self._mailbox.read()
-
-    async def _read(self) -> None:
-        journal = self._journal
-        if journal.unconfirmed.pending:
-            await journal.unconfirmed.resolve()
-        uncertain, self._uncertain = self._uncertain, []
-        for step, messages in uncertain:
-            if step not in journal.view.completed:
-                for message in messages:
-                    self._mailbox.put_back(message)
-        await self._mailbox.read()
 
 
 def _event(stored: MailboxMessage, now: float) -> tuple[str, str, str, float]:

@@ -13,7 +13,7 @@ from .._core.codec.json import decode
 from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.ids import step_id
-from .._journal.record import Record, is_copied
+from .._journal.record import is_copied
 from ..tools.results import text_of_result
 from .checkpoint_writer import unsaved_steps
 from .context import Context
@@ -41,7 +41,7 @@ class RecordedCalls:
 
     def recorded(self, name: str, key: str) -> Any:
         """Return the saved result of a step, and replay the run up to it; `UNRECORDED` if there is none."""
-        record = self._recorded(name, key)
+        record = self.journal.lookup(name, f"k:{key}")
         if record is None:
             return UNRECORDED
         self.journal.advance(record)
@@ -50,20 +50,18 @@ class RecordedCalls:
 
     def replayed(self, name: str, key: str) -> Any:
         """Return the saved result of a step that the run reaches later, without replaying up to it."""
-        record = self._recorded(name, key)
+        record = self.journal.lookup(name, f"k:{key}")
         return UNRECORDED if record is None or record.result is None else decode(record.result)
-
-    def _recorded(self, name: str, key: str) -> Record | None:
-        return self.journal.lookup(name, f"k:{key}")
 
     def has_ended(self, name: str, key: str) -> bool:
         """Return whether the step has a saved result, or failed and the code continued after it."""
         identity = (name, f"k:{key}")
-        return self._recorded(name, key) is not None or identity in self.journal.view.swallowed_failures
+        return self.journal.lookup(*identity) is not None or identity in self.journal.view.swallowed_failures
 
     def has_begun(self, name: str, key: str) -> bool:
         """Return whether the journal has a start or a result of the step or wait."""
-        return (name, f"k:{key}") in self.journal.view.started or self._recorded(name, key) is not None
+        identity = (name, f"k:{key}")
+        return identity in self.journal.view.started or self.journal.lookup(*identity) is not None
 
     @property
     def is_replaying(self) -> bool:
@@ -119,7 +117,7 @@ class RecordedCalls:
 
     def charged(self, name: str, key: str) -> dict[str, Any]:
         """Return what the step has charged in earlier executions. The budget of the run includes it."""
-        record = self._recorded(name, key)
+        record = self.journal.lookup(name, f"k:{key}")
         failed = self.journal.view.charged_by_failures.get((name, f"k:{key}"), {})
         return failed if record is None else total([failed, charged_by(record)])
 
@@ -188,18 +186,25 @@ class RecordedCalls:
                 return known
         if (failure := journal.view.swallowed_failures.pop((name, f"k:{key}"), None)) is not None:
             raise original_error(name, failure)  # the code continued after it, and will again
-        info = CONCURRENT_INFO if journal.in_child_task() else None
+        start_info: dict[str, Any] = {}
         if tool is not None:
-            info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
+            info: str | None = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
+            start_info["tool"] = tool
+        else:
+            info = CONCURRENT_INFO if journal.in_child_task() else None
+        if effect is not None:
+            start_info["effect"] = effect
+        if reserve:
+            start_info["reserve"] = reserve
         work = StepCall(
             name,
             f"k:{key}",
             call,
             options,
             position=journal.records.next_position(),
-            info=with_consumed(info, mail),
+            info=with_consumed(info, mail) if mail else info,
             no_events=tool is None,
-            start_info=_start_info(tool, effect, reserve),
+            start_info=start_info or None,
             raise_unwrapped=True,
             defer_record=lazy,
             adapt_review_result=None if tool is None else _reviewed_tool_result,
@@ -208,20 +213,6 @@ class RecordedCalls:
         value = await run_step(journal, work, journal.records.completion)
         journal.advance()
         return value
-
-
-def _start_info(
-    tool: dict[str, Any] | None, effect: str | None, reserve: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """Return what the STARTED records of a call contain; None for nothing."""
-    info: dict[str, Any] = {}
-    if tool is not None:
-        info["tool"] = tool
-    if effect is not None:
-        info["effect"] = effect
-    if reserve:
-        info["reserve"] = reserve
-    return info or None
 
 
 def _reviewed_tool_result(result: Any) -> dict[str, Any]:

@@ -183,6 +183,20 @@ _QUIET_REFUSALS = 100  # refused calls after which each further one takes a whil
 _REFUSAL_SECONDS = 0.05
 
 
+class MailEvent(asyncio.Event):
+    """Set when the mailbox of a run may have new messages."""
+
+    @cached_property
+    def listeners(self) -> list[Callable[[], None]]:
+        """Functions that are called each time it is set."""
+        return []
+
+    def set(self) -> None:
+        super().set()
+        for listener in tuple(self.listeners):
+            listener()
+
+
 @dataclass(repr=False, eq=False)
 class RunControl:
     """What the context, the journal and the runner of one claim share."""
@@ -215,9 +229,9 @@ class RunControl:
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     @cached_property
-    def mail(self) -> asyncio.Event:
+    def mail(self) -> MailEvent:
         """Set when the mailbox has a new message."""
-        return asyncio.Event()
+        return MailEvent()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

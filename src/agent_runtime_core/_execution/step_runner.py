@@ -364,7 +364,8 @@ def _copy(value: Any) -> Any:
         made = value.copy()
         if not _all_plain(map(type, made.values())):
             for key, item in made.items():
-                made[key] = _copy(item)
+                if type(item) not in IMMUTABLE:
+                    made[key] = _copy(item)
         return made
     if kind is list:
         return value.copy() if _all_plain(map(type, value)) else [_copy(item) for item in value]

@@ -50,6 +50,8 @@ _SEPARATORS: Final = re.compile(r"[_\- ]+")
 
 def normal_reason(reason: Any) -> str:
     """Return a finish reason in OpenAI's words: "length" for `MAX_TOKENS`. Other reasons stay as they are."""
+    if type(reason) is str and (known := _NORMAL.get(reason)) is not None:  # most answers
+        return known
     text = str(reason.value if isinstance(reason, Enum) else reason or "")
     # str() of some enums is "FinishReason.SAFETY", and some gateways return two words.
     words = _BETWEEN.split(_WORD_START.sub("_", text).lower())

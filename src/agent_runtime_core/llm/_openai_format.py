@@ -335,6 +335,8 @@ def without_repeats(calls: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
 
     Calls without an id, or with the same id and other arguments, are different calls.
     """
+    if len(calls) == 1:
+        return calls
     ids = [call.get("id") for call in calls]
     if all(isinstance(each, str) for each in ids) and len(set(ids)) == len(ids):  # nearly always
         return calls

@@ -111,7 +111,7 @@ def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float
     usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
     return {
         "message": message, "usage": usage, "model": response.model, "finish_reason": response.finish_reason,
-        "cost_usd": usd_text(cost),
+        "cost_usd": usd_text(cost) if cost is not None else None,
     }  # fmt: skip
 
 

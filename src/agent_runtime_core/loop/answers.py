@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.settings import SettingType, choice
 from ..errors import AnswerRefused, OutputMismatch
-from ..llm._finish_reasons import FILTERED, LENGTH, MALFORMED, REFUSAL, normal_reason
+from ..llm._finish_reasons import COMPLETE, FILTERED, LENGTH, MALFORMED, REFUSAL, normal_reason
 from ..llm._openai_format import text_of_answer
 from ..tools.arguments import BadArguments, read_arguments
 
@@ -38,7 +38,10 @@ def flaw_of(message: Mapping[str, Any], finish_reason: Any, *, accept_truncated:
     used only if `accept_truncated`. An answer that was truncated after complete tool calls is used: the model
     continues after their results.
     """
-    finish, text = normal_reason(finish_reason), text_of_answer(message.get("content"))
+    finish = normal_reason(finish_reason)
+    if finish in COMPLETE and not message.get("refusal") and not message.get("metadata"):  # most answers
+        return None
+    text = text_of_answer(message.get("content"))
     calls = message.get("tool_calls") or []
     if refused := text_of_answer(message.get("refusal")):
         return Flaw(REFUSAL, f"the model refused to answer: {refused}", refused)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
 from .._core.clock import Clock
@@ -91,7 +90,8 @@ class ModelCalls:
         else:
             session.received.replay(recorded)
         estimate = self._estimate_tokens() if self.usage_limited else 0
-        session.budget.add_counted(session.steps.charged("model", key))
+        if charged := session.steps.charged("model", key):
+            session.budget.add_counted(charged)
         if recorded is UNRECORDED:
             try:
                 recorded = await self._call_now(key, estimate)
@@ -114,8 +114,11 @@ class ModelCalls:
     async def _call_now(self, key: str, estimate: int) -> Any:
         """Call the model, because the journal has no answer."""
         session = self.session
-        in_doubt = await self._in_doubt_usage(key)
+        # What calls for this step are estimated to have used that earlier executions started and did not finish.
+        in_doubt = session.steps.in_doubt("model", key)
         if in_doubt:
+            if self.stream and not self.max_tokens:
+                in_doubt = self._with_streamed(in_doubt, await session.steps.streamed("model", key))
             session.budget.count_in_doubt(in_doubt)
         if (limit := session.budget.newly_doubtful()) is not None:
             log.warning(
@@ -124,41 +127,37 @@ class ModelCalls:
                 session.run, limit.limit, limit.allowed, limit.used,
             )  # fmt: skip
         self._streamed = 0
-        reserve = self._reserved = self._reserve(estimate)
+        reserve = self._reserved = self._reserve(estimate) if self.usage_limited else None
+        if session.budget.unlimited:
+            return await self._recorded(key, in_doubt)
         session.stop_timer()
-        async with (
-            nullcontext()
-            if session.budget.unlimited
-            else session.budget.reserved(reserve, waiting=session.unless_cancelled)
-        ):
+        async with session.budget.reserved(reserve, waiting=session.unless_cancelled):
             session.start_timer()
-            session.state(TurnState.STREAMING)
-            sent = session.messages if session.hooks.trim is None else await self._trimmed(session.hooks.trim)
-            extra_fields = {"asked": self._request_record(sent), "doubted": in_doubt}
-            try:
-                return await session.in_time(
-                    session.steps.run(
-                        "model",
-                        key,
-                        lambda attempt: self._call(sent, extra_fields),
-                        reserve=reserve,
-                        mail=session.received.numbers,
-                    )
-                )
-            except (asyncio.CancelledError, LimitExceeded, Cancelled) as error:
-                if error is self._meter.spent:
-                    raise
-                # Interrupted: the provider reports no usage.
-                session.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
-                raise
+            return await self._recorded(key, in_doubt)
 
-    async def _in_doubt_usage(self, key: str) -> dict[str, Any] | None:
-        """Return the estimated usage of calls for this step that earlier executions started and did not finish."""
-        session = self.session
-        in_doubt = session.steps.in_doubt("model", key)
-        if not in_doubt or not self.stream or self.max_tokens:
-            return in_doubt
-        return self._with_streamed(in_doubt, await session.steps.streamed("model", key))
+    async def _recorded(self, key: str, in_doubt: dict[str, Any] | None) -> Any:
+        """Call the model as a recorded step, and return its answer."""
+        session, reserve = self.session, self._reserved
+        session.state(TurnState.STREAMING)
+        sent = session.messages if session.hooks.trim is None else await self._trimmed(session.hooks.trim)
+        extra_fields = {"asked": self._request_record(sent), "doubted": in_doubt}
+        call = self._traced_request if session.traced else self._request
+        try:
+            return await session.in_time(
+                session.steps.run(
+                    "model",
+                    key,
+                    lambda attempt: call(sent, extra_fields),
+                    reserve=reserve,
+                    mail=session.received.numbers,
+                )
+            )
+        except (asyncio.CancelledError, LimitExceeded, Cancelled) as error:
+            if error is self._meter.spent:
+                raise
+            # Interrupted: the provider reports no usage.
+            session.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
+            raise
 
     def _with_streamed(self, reserve: dict[str, Any] | None, streamed: int) -> dict[str, Any] | None:
         """Add what was streamed to an estimate, unless `max_tokens` already bounds the whole answer."""
@@ -170,17 +169,16 @@ class ModelCalls:
         cost = reserved if cost is None else sum_usd(reserved or 0.0, cost)
         return reservation_of(reserve["tokens"] + tokens, cost)
 
-    def _reserve(self, tokens: int) -> dict[str, Any] | None:
-        """Return the most that this call may use, for the record of its start; None if nothing is limited."""
-        if not self.usage_limited:
-            return None
+    def _reserve(self, tokens: int) -> dict[str, Any]:
+        """Return the most that this call may use, for the record of its start."""
         answer = self._max_answer()
         cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
         return reservation_of(tokens, cost)
 
     def _usage_of(self, response: Mapping[str, Any], estimate: int) -> tuple[Mapping[str, Any], float | None]:
         """Return usage and cost of a call; if a limit needs them and they were not reported, estimates."""
-        usage, cost = response["usage"], usd_of(response["cost_usd"])
+        usage, cost = response["usage"], response["cost_usd"]
+        cost = None if cost is None else usd_of(cost)
         if not self.usage_limited:
             return usage, cost
         if tokens_of(usage):
@@ -259,24 +257,27 @@ class ModelCalls:
                 record["kept"] = _ranges(kept)
         return record
 
-    def _call(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
+    def _traced_request(
+        self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]
+    ) -> Awaitable[dict[str, Any]]:
         request, session = self._request(messages, extra_fields), self.session
-        return (
-            traced(session.ctx, session.client, messages, self.model, self.options, request)
-            if session.traced
-            else request
-        )
+        return traced(session.ctx, session.client, messages, self.model, self.options, request)
 
     async def _request(self, messages: list[dict[str, Any]], extra_fields: Mapping[str, Any]) -> dict[str, Any]:
-        partial = StreamBuffer()
+        client, options = self.session.client, self.request_options
+        partial = StreamBuffer() if self.stream else None
         token = METER.set(self._meter)
         try:
-            response = await self.session.received.unless_interrupted(self._respond(messages, partial))
+            response = await self.session.received.unless_interrupted(
+                client.generate(messages=messages, **options)
+                if partial is None
+                else streamed(client, messages, options, self._publish, self.session.clock, partial)
+            )
         finally:
             restore(METER, token)
         interrupted = response is None
         if response is None:
-            response = await self._interrupted(partial)
+            response = await self._interrupted("" if partial is None else partial.text)
         message = _with_ids(response.message)
         cost = response.cost_usd
         if cost is None and not interrupted:
@@ -287,15 +288,8 @@ class ModelCalls:
                 answer[name] = value
         return answer
 
-    async def _respond(self, messages: list[dict[str, Any]], partial: StreamBuffer) -> LLMResponse:
-        client, options = self.session.client, self.request_options
-        if self.stream:
-            return await streamed(client, messages, options, self._publish, self.session.clock, partial)
-        return await client.generate(messages=messages, **options)
-
-    async def _interrupted(self, partial: StreamBuffer) -> LLMResponse:
+    async def _interrupted(self, text: str) -> LLMResponse:
         """Return the answer of a call that a message interrupted: what was streamed of its text."""
-        text = partial.text
         if unpublished := text[self._streamed :]:
             await self._publish(unpublished)
         message = {"role": "assistant", "content": text, "metadata": {"partial": True}}

@@ -63,21 +63,22 @@ class ReceivedMessages:
         inside_step = getattr(ctx, "step_id", None) is not None
         inbox = getattr(ctx, "inbox", None)
         # A custom context may have another attribute of that name.
-        self._inbox: Any = None if inside_step or not hasattr(inbox, "interrupted") else inbox
+        self._inbox: Any = None if inside_step or not hasattr(inbox, "on_arrival") else inbox
         self._run: object = getattr(ctx, "run_id", None)
         self._stored: Sequence[Any] = ()
         self.current: list[dict[str, Any]] = []
 
     @property
-    def numbers(self) -> list[int]:
+    def numbers(self) -> Sequence[int]:
         """The numbers of the current messages in the mailbox of the run."""
-        return [each.seq for each in self._stored]
+        return [each.seq for each in self._stored] if self._stored else ()
 
     async def take(self) -> None:
         """Add the new messages to the conversation, for a model call without a record."""
-        self._stored = () if self._inbox is None else await self._inbox.take()
-        self.current = [message_of(each) for each in self._stored]
-        self._messages += self.current
+        self._stored, self.current = () if self._inbox is None else await self._inbox.take(), []
+        if self._stored:
+            self.current = [message_of(each) for each in self._stored]
+            self._messages += self.current
 
     def replay(self, recorded: Mapping[str, Any]) -> None:
         """Add the messages that the record of a model call has."""
@@ -114,13 +115,22 @@ class ReceivedMessages:
         """
         if self._inbox is None or self._budget.is_last_turn:
             return await work
-        try:
-            async with asyncio.timeout(None) as call:
+        watch: asyncio.Task[None] | None = None
+
+        def begin() -> None:  # only when a message arrives: most calls get none
+            nonlocal watch
+            if watch is None:
                 watch = start_helper(self._watch(call))
+
+        try:
+            async with asyncio.Timeout(None) as call:
+                stop = self._inbox.on_arrival(begin)
                 try:
                     return await work
                 finally:
-                    watch.cancel()
+                    stop()
+                    if watch is not None:
+                        watch.cancel()
         except Exception:
             if call.expired():  # some clients raise an error of their own when they are cancelled
                 return None
@@ -161,6 +171,7 @@ class LoopSession:
         #: Those messages since the last model call that are not answers to it.
         self.new_messages: list[dict[str, Any]] = messages
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
+        self.traced: bool = bool(getattr(ctx, "traced", False))  # whether calls are traced
         self.steps: RecordedCalls = RecordedCalls(ctx)
         #: Distinguishes the steps of this loop from those of other loops in the run.
         self._initial_count: int = len(messages)
@@ -195,11 +206,6 @@ class LoopSession:
         """The run's id as the user passed it, for log messages."""
         return getattr(self.ctx, "run_key", None) or getattr(self.ctx, "run_id", None)
 
-    @property
-    def traced(self) -> bool:
-        """Whether calls are traced."""
-        return bool(getattr(self.ctx, "traced", False))
-
     def state(self, state: TurnState) -> None:
         """Report a new state to the hook."""
         if self.hooks.on_state is not None:
@@ -211,36 +217,40 @@ class LoopSession:
             raise Cancelled
         if self.ctx.cancelled():
             raise StepCancelledError(what)
-        self.raise_if_late()
+        if self._limit_passed is not None:
+            raise self._limit_passed
 
     def raise_if_late(self) -> None:
         """Raise LimitExceeded if work of this turn ended after its time limit."""
         if self._limit_passed is not None:
             raise self._limit_passed
 
-    # -- time
+    # -- time: nothing asks for the seconds of work if there is no time limit
 
     def begin_turn(self) -> None:
         """Start the time of a turn."""
-        self._turn_seconds, self._work_started = 0.0, self._now()
+        if self.budget.timed:
+            self._turn_seconds, self._work_started = 0.0, self._now()
 
     def stop_timer(self) -> None:
         """Stop counting work time: the loop waits."""
-        now = self._now()
-        self._turn_seconds += now - self._work_started
-        self.budget.add_seconds(now - self._work_started)
-        self._work_started = now
+        if self.budget.timed:
+            now = self._now()
+            self.add_work_time(now - self._work_started)
+            self._work_started = now
 
     def start_timer(self) -> None:
         """Count work time again."""
-        self._work_started = self._now()
+        if self.budget.timed:
+            self._work_started = self._now()
 
     end_turn = stop_timer
 
     def add_work_time(self, seconds: float) -> None:
-        """Add the seconds of work of an earlier execution."""
-        self._turn_seconds += seconds
-        self.budget.add_seconds(seconds)
+        """Add seconds of work, which may be those of an earlier execution."""
+        if self.budget.timed:
+            self._turn_seconds += seconds
+            self.budget.add_seconds(seconds)
 
     def in_time(self, work: Awaitable[Any]) -> Awaitable[Any]:
         """Return the result of `work`, unless a time limit passes or the token is cancelled.

@@ -19,7 +19,7 @@ from .._core.log import step_position
 from .._core.validation import Shown, must
 from .._execution.loop_messages import INTERRUPTED, NOT_RUN, unanswered, with_note
 from .._execution.recorded_calls import UNRECORDED
-from .._execution.step import StepOptions
+from .._execution.step import DEFAULT_OPTIONS, StepOptions
 from ..errors import LimitExceeded, RunFailed, ToolTimeout, UnknownAgent, UnserialisableResult, brief
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
@@ -74,10 +74,12 @@ class ToolCalls:
                 count -= sum(session.steps.from_fork("tool", f"{key}:{index}") for index in range(count))
             await self._wait_until_allowed(lambda: session.budget.before_tools(count))
             session.budget.tool(count)
-            found = [(index, call, self._tool(call.name)) for index, call in enumerate(calls)]
             self.preparation.notes = {}
-            for _, call, tool in found:
+            found: list[IndexedCall] = []
+            for index, call in enumerate(calls):
+                tool = self._tool(call.name)
                 _parse(call, tool)
+                found.append((index, call, tool))
             if len(asking := self.preparation.asking(key, found)) > 1:
                 async with self.preparation.asked_together(key, asking):
                     await self._in_order(key, found, answers)
@@ -88,17 +90,14 @@ class ToolCalls:
             for index, call in enumerate(calls):
                 if (answer := answers.get(index)) is not None:
                     message = _answer_message(call, answer)
-                    session.messages.append({**message, "content": self._content(index, answer)})
+                    if (note := self.preparation.notes.get(index)) is not None:
+                        message["content"] = with_note(message["content"], note)
+                    session.messages.append(message)
                     continue
                 reason = INTERRUPTED if index in self.started else NOT_RUN if self.child is None else _TAKEN_OVER
                 session.messages.append(unanswered(call.id, reason))
         if self.child is None:
             self._count_malformed(answers)
-
-    def _content(self, index: int, answer: Mapping[str, Any]) -> Any:
-        """Return the content of an answer for the model, with what it must know about an edited call."""
-        note = self.preparation.notes.get(index)
-        return answer["content"] if note is None else with_note(answer["content"], note)
 
     async def _wait_until_allowed(self, before: Callable[[], None]) -> None:
         """Wait for concurrent loops whose reservations leave no budget; LimitExceeded if none could release it."""
@@ -117,8 +116,10 @@ class ToolCalls:
         """
         session = self.session
         concurrent: list[IndexedCall] = []
-        for index, call, tool in sorted(calls, key=lambda each: _is_handoff(each[2])):
-            if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
+        if len(calls) > 1:
+            calls = sorted(calls, key=lambda each: _is_handoff(each[2]))
+        for index, call, tool in calls:
+            if tool is None or not (tool.has_side_effects or tool.requires_confirmation or tool.metadata.get("agent")):
                 concurrent.append((index, call, tool))
                 continue
             await self._run_concurrently(key, concurrent, answers)
@@ -151,13 +152,14 @@ class ToolCalls:
                 await one(*each)
         else:
             await _gather([start_soon(one(*each)) for each in calls])
-        self.session.add_work_time(self.recorded_seconds)
-        self.recorded_seconds = 0.0
+        if self.recorded_seconds:
+            self.session.add_work_time(self.recorded_seconds)
+            self.recorded_seconds = 0.0
 
     async def _one(self, turn: str, index: int, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """Return the answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
         session, key = self.session, f"{turn}:{index}"
-        agent = None if tool is None else _agent(tool)
+        agent = None if tool is None else tool.metadata.get("agent")
         # The call of a child agent is recorded after its events, so it is replayed after them.
         recorded = session.steps.replayed("tool", key) if agent else session.steps.recorded("tool", key)
         given: PreparedCall | None = None
@@ -171,7 +173,7 @@ class ToolCalls:
             elif tool is not None:
                 self.preparation.replay(index, key, call)
                 if recorded["error"] != _REJECTED:
-                    self._effect(call, tool)
+                    self._effect(call, in_doubt_policy(tool))
             # Concurrent calls take as long as the longest one.
             self.recorded_seconds = max(self.recorded_seconds, session.steps.duration("tool", key))
             return cast("dict[str, Any]", recorded)
@@ -189,7 +191,8 @@ class ToolCalls:
         changed = prepared.changed
         args = _args(call) if changed is not None or arguments is None else arguments
         call_record = {"name": call.name, "id": call.id, "args": args}
-        options = _options(tool, session.tools)
+        in_doubt = in_doubt_policy(tool)
+        options = _options(tool, in_doubt, session.tools)
 
         def attempt(number: int) -> Awaitable[dict[str, Any]]:
             self.started.add(index)
@@ -210,20 +213,20 @@ class ToolCalls:
                 attempt,
                 options=options,
                 tool=call_record,
-                effect=self._effect(call, tool),
+                effect=self._effect(call, in_doubt),
                 lazy=lazy,
                 given=None if changed is None else arguments,
             )
         )
         return answer
 
-    def _effect(self, call: ToolCallDict, tool: Tool | None) -> str | None:
+    def _effect(self, call: ToolCallDict, in_doubt: object) -> str | None:
         """Return a key of the call that is the same in all forks of the run; None if its policy is "retry".
 
         It counts the calls of this loop with the same tool and arguments. The index of the call would not do: in a fork
         the model may make the same call in another turn.
         """
-        if in_doubt_policy(tool) == "retry":
+        if in_doubt == "retry":
             return None
         digest = arguments_digest(call.name, _args(call)) or ""
         self.guarded[digest] += 1
@@ -412,12 +415,11 @@ async def _gather(tasks: list[asyncio.Task[None]]) -> None:
         raise
 
 
-def _options(tool: Tool | None, registry: ToolRegistry) -> StepOptions:
+def _options(tool: Tool | None, in_doubt: str | Callable[..., Any], registry: ToolRegistry) -> StepOptions:
     """Return how the call of a tool is attempted."""
-    in_doubt = in_doubt_policy(tool)
     # A registry that runs tools in another way retries them itself.
     if tool is None or not tool.retries or type(registry).execute is not ToolRegistry.execute:
-        return StepOptions(on_in_doubt=in_doubt)
+        return DEFAULT_OPTIONS if in_doubt == "retry" else StepOptions(on_in_doubt=in_doubt)
     delay = tool.retry_delay
     return StepOptions(
         tool.retries,

@@ -693,7 +693,7 @@ class RunQueue(Backend):
     async def mail(self, run_id: str, after: int = 0) -> list[MailboxMessage]:
         """Return the messages of a run with a number above `after`."""
         messages: list[MailboxMessage] = await self.read("mail", run_id, after)
-        return decode_mail(self.payloads, run_id, messages)
+        return decode_mail(self.payloads, run_id, messages) if messages else messages
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
         """Return a snapshot of each of these runs; unknown ones are left out."""

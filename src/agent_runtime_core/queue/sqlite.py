@@ -356,12 +356,27 @@ def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
     )
 
 
+_MAIL = "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq"
+_SHORT = 1 << 16  # characters of messages that an event loop reads itself
+
+
 def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage]:
-    rows = view.execute(
-        "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq",
-        (run_id, after),
-    )
-    return [MailboxMessage(*row) for row in rows]
+    return [MailboxMessage(*row) for row in view.execute(_MAIL, (run_id, after))]
+
+
+def _short_mail(view: sqlite3.Connection, run_id: str, after: int) -> list[MailboxMessage] | None:
+    """Return the messages of a mailbox, or None if they are long."""
+    found, left = [], _SHORT
+    rows = view.execute(_MAIL, (run_id, after))  # not read before they are asked for
+    try:
+        for row in rows:
+            found.append(MailboxMessage(*row))
+            left -= len(row[2])
+            if left < 0:
+                return None
+    finally:
+        rows.close()  # else an interrupt would keep the connection at an old snapshot
+    return found
 
 
 def _news(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
@@ -388,7 +403,9 @@ def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
 class SQLiteQueue(SQLiteBackend, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    operation_sets: ClassVar[OperationSets] = (operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of),)
+    operation_sets: ClassVar[OperationSets] = (
+        operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of, short_reads={_mail: _short_mail}),
+    )
 
     reads: ClassVar[Reads] = {
         "row": _get,

@@ -570,6 +570,7 @@ def operation_set(
     migrations: Sequence[str] = (),
     tables: Sequence[str] = (),
     fence: Callable[[Any, str], str | None] | None = None,
+    short_reads: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
 ) -> OperationSet:
     """Return all that an engine needs to know about the queue's operations.
 
@@ -578,6 +579,8 @@ def operation_set(
         migrations: SQL scripts; script `i` brings the schema from version `i` to `i` + 1.
         tables: Names of the dicts that it needs on the memory engine.
         fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
+        short_reads: On SQLite: see `OperationSet.short_reads`.
     """
     slow = {"queue.delete": always, "queue.rewrite": always, "queue.rewrite_mail": always}
-    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, slow=slow, fence=fence)
+    reads = short_reads or {}
+    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads)

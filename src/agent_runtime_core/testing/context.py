@@ -82,6 +82,10 @@ class SentMessages:
     def put_back(self, messages: Iterable[MailboxMessage], step: object) -> None:
         self._unread[:0] = messages
 
+    def on_arrival(self, notice: Callable[[], None]) -> Callable[[], None]:
+        notice()  # `interrupted` waits for the messages
+        return lambda: None
+
     async def interrupted(self) -> None:
         while True:
             for each in self._unread:

@@ -43,8 +43,9 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     # Models send an empty text or null for a tool without parameters.
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return {}
+    tree: dict[str, Any]
     if isinstance(arguments, str):
-        tree: Any = _read(arguments)
+        tree = _read(arguments)
         if not isinstance(tree, dict):
             raise BadArguments(f"arguments must be a JSON object, got {brief(arguments)}. {_OBJECT}")
     elif isinstance(arguments, Mapping):
@@ -55,7 +56,7 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if found is not None:
         where = found[0].removeprefix(".") or "arguments"
         raise BadArguments(f"{where if len(where) <= _LONGEST_PATH else f'{where[:_LONGEST_PATH]}…'} {found[1]}")
-    return cast("dict[str, Any]", tree)
+    return tree
 
 
 def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> None:
@@ -63,7 +64,7 @@ def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Coll
 
     `besides` names arguments that the caller adds to them.
     """
-    if not isinstance(parameters, Mapping):
+    if type(parameters) is not dict and not isinstance(parameters, Mapping):
         return
     if besides:
         required = [name for name in parameters.get("required", ()) if name not in besides]
@@ -86,7 +87,7 @@ def parsed_arguments(parameters: Any, arguments: dict[str, Any]) -> dict[str, An
     Text is parsed where `parameters`, a JSON Schema, allows an array or an object and no text. Text that is not valid
     JSON stays as it is.
     """
-    if not isinstance(parameters, Mapping) or not _may_contain_text(arguments):
+    if not _may_contain_text(arguments) or not isinstance(parameters, Mapping):
         return arguments
     try:
         return cast("dict[str, Any]", with_parsed_text(arguments, parameters, _parsed_or_none))
@@ -99,7 +100,10 @@ def _may_contain_text(value: Any) -> bool:
     if isinstance(value, str):
         return value.lstrip()[:1] in _STARTS
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_may_contain_text(each) for each in values if isinstance(each, (str, dict, list)))
+    for each in values:  # noqa: SIM110 - any() of a generator takes as long as all of the above
+        if isinstance(each, (str, dict, list)) and _may_contain_text(each):
+            return True
+    return False
 
 
 def _parsed_or_none(text: str) -> Any:
@@ -119,7 +123,7 @@ def _read(text: str) -> Any:
     if size > MAX_PARSED:
         raise BadArguments(f"arguments must have at most {MAX_PARSED:,} bytes, got {size:,}. {_SHORTER}")
     try:
-        return _STRICT.decode(text)
+        return (_STRICT if len(text) <= _DIGITS else _STRICT_WITH_LONG_TEXT).decode(text)
     except BadArguments:
         raise
     except RecursionError:
@@ -192,6 +196,7 @@ def _is_text(value: str) -> bool:
 
 
 # Created once: json.loads() with hooks would create a decoder for each call.
-_STRICT: Final = json.JSONDecoder(
+_STRICT: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+_STRICT_WITH_LONG_TEXT: Final = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
 )

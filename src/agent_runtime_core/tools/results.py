@@ -45,6 +45,7 @@ def text_of_parts(parts: Iterable[Mapping[str, Any]]) -> str:
 
 __all__ = ["as_plain", "in_json", "text_of_result"]
 
+_UTF8: Final = json.JSONEncoder(ensure_ascii=False)  # json.dumps() would create one for each text
 _ISO: Final = (_dt.datetime, _dt.date, _dt.time)
 _AS_TEXT: Final = (Decimal, UUID, PurePath, _dt.timedelta)
 _LISTS: Final = (list, tuple, deque, range)
@@ -105,7 +106,7 @@ def text_of_result(result: Any) -> str:
     if isinstance(plain, str):
         return plain
     try:
-        return json.dumps(plain, ensure_ascii=False)
+        return _UTF8.encode(plain)
     except ValueError as error:  # an integer with more digits than Python converts
         raise UnserialisableResult("$", str(error)) from error
 

@@ -111,7 +111,8 @@ def encode(
             text = None  # NaN, an infinity, or a change by another thread: the tagging pass finds the path
     elif left != LOOK:
         raise refused_for_weight(value, max_bytes)
-    if text is None or (len(text) <= max_bytes and has_pair(text, value)):
+    # A single character is found many times as fast as three, and most text has none.
+    if text is None or ("\\" in text and "\\ud" in text and len(text) <= max_bytes and has_pair(text, value)):
         tree = TagEncoder(max_bytes, plain_text, exact).of(value, None)
         try:
             text = "".join(write(tree, 0))
@@ -124,7 +125,6 @@ def encode(
 
 def has_pair(text: str, tree: object) -> bool:
     """Whether the text has a character where the tree has two separate surrogates."""
-    # A single character is found many times as fast as three, and most text has none.
     return "\\" in text and "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None
 
 

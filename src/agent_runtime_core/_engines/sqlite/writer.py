@@ -21,6 +21,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from typing import Any
 
 from ..._core.per_loop import PerLoop
 from ..._core.threads import started
@@ -30,6 +31,7 @@ from ..commit_request import CommitRequest, LoopBatch, resolve, resolve_all
 from .database import DatabaseFile
 from .group_commit import GroupCommitter
 from .liveness import CommitLock
+from .transaction import DRIVER_ERRORS
 
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 WAIT_MS = 50  # how long a checkpoint waits for readers
@@ -268,6 +270,28 @@ class Writer:
             with contextlib.suppress(StorageError):
                 self.run_job(self._maintain)
         return True
+
+    def read_on_loop(self, short: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Read with the writing connection; None if a thread must read instead.
+
+        A thread must read if the writer thread is busy, so that the loop never waits for the connection; if the
+        connection is in a transaction, of which the read would see a part; if there is too much to read for an event
+        loop; and if the read failed: it fails there too, and is reported. The simulator overrides this.
+        """
+        if self._queued:
+            return None
+        try:
+            conn = self.committer.conn
+            if not self._connection_lock.acquire(blocking=False) or self._closed or conn.in_transaction:
+                return None
+            return short(conn, *args)
+        except DRIVER_ERRORS:
+            return None
+        finally:
+            try:  # noqa: SIM105 - suppress() may itself be interrupted
+                self._connection_lock.release()
+            except RuntimeError:  # another thread owns it
+                pass
 
     # -- for the thread
 
