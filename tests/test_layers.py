@@ -192,7 +192,7 @@ BUDGET: dict[str, int] = {
     "_execution": 5780,
     "persistence": 5675,
     "llm": 3938,
-    "_engines": 3768,
+    "_engines": 3968,
     "_core": 3302,
     "turns": 2989,
     "server": 2949,
