@@ -189,7 +189,7 @@ ROWS: dict[str, list[str]] = {
 BUDGET: dict[str, int] = {
     "testing": 8539,
     "runner": 6163,
-    "_execution": 5780,
+    "_execution": 5805,
     "persistence": 5675,
     "llm": 3938,
     "_engines": 3968,
@@ -198,7 +198,7 @@ BUDGET: dict[str, int] = {
     "server": 2949,
     "cli": 2570,
     "integrations": 2551,
-    "queue": 2525,
+    "queue": 2532,
     "_views": 2264,
     "tools": 2238,
     "loop": 1696,

@@ -26,6 +26,11 @@ end
 
 -- Under a claim.
 
+-- Returns the number of the last message in the mailbox.
+ops['queue.mail_count'] = function(run)
+  return call('LLEN', P .. 'mail:' .. run)
+end
+
 ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason, failures, crashes, stalls, mark,
   output, failure, cursor, renew)
   local row = expect(run, {'running'})

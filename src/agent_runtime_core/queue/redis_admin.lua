@@ -66,6 +66,8 @@ end
 
 -- Under a claim.
 
+applied['queue.mail_count'] = ops['queue.mail_count']
+
 applied['queue.settle'] = function(run, claim_id, status, at, _, _, _, _, _, _, _, _, _, _, renew)
   local row = get(run)
   if renew ~= '' then claim_id = above(renew, claim_id) end
