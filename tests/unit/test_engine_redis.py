@@ -41,6 +41,7 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.state.redis import RedisStateStore
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.compatibility.redis_keys import read_keys
 from tests.support.fault_runs import until
 from tests.support.redis_protocol import Refused
 from tests.support.redis_proxy import Cut
@@ -636,7 +637,9 @@ async def test_a_key_of_somebody_else_fails_its_commit_and_no_other(
     assert await engine.commit(None, both) == ["1", "1"]
 
 
-@pytest.mark.parametrize("taken", ["runs", "agents", "ready:a", "status:pending", "idem"])
+@pytest.mark.parametrize(
+    "taken", ["agents", "runs", "names", "created", "state:pending:a", "status:pending", "ready:a", "idem"]
+)
 async def test_a_queues_key_of_somebody_else_leaves_no_half_of_a_run(
     taken: str, redis_url: str, redis_server: RedisServer
 ) -> None:
@@ -652,6 +655,32 @@ async def test_a_queues_key_of_somebody_else_leaves_no_half_of_a_run(
         run = await queue.enqueue(None, "a", {}, idempotency_key="k")
         claimed = await queue.claim("w", agent_keys=["a"])
         assert claimed.run_id == run.run_id
+    finally:
+        await queue.close()
+
+
+@pytest.mark.parametrize("taken", ["created", "state:pending:b", "ready:b"])
+async def test_what_is_undone_is_only_what_the_commit_has_added(
+    taken: str, redis_url: str, redis_server: RedisServer
+) -> None:
+    queue = RedisQueue(redis_url)
+    tag = queue.engine.place.tag
+    try:
+        await queue.enqueue(None, "a", {})
+        await queue.enqueue(None, "b", {})
+        before = {key: value for key, value in read_keys(redis_server.url).items() if key.startswith(tag)}
+        (kind, _), key = before[f"{tag}:{taken}"], f"{tag}:{taken}"
+        assert kind == "zset"
+        redis_server.ask("RENAME", key, f"{tag}:kept")
+        redis_server.ask("SET", key, "theirs")
+        for agent in ("b", "c") if taken == "created" else ("b",):
+            with pytest.raises(StorageError, match=f"{taken} must be a zset, got a string of another program"):
+                await queue.enqueue(None, agent, {})
+        redis_server.ask("DEL", key)
+        redis_server.ask("RENAME", f"{tag}:kept", key)
+        after = {key: value for key, value in read_keys(redis_server.url).items() if key.startswith(tag)}
+        assert {key for key, value in after.items() if before.get(key) != value} == {f"{tag}:n"}
+        assert before.keys() == after.keys()
     finally:
         await queue.close()
 
