@@ -198,7 +198,7 @@ BUDGET: dict[str, int] = {
     "server": 2949,
     "cli": 2570,
     "integrations": 2551,
-    "queue": 2539,
+    "queue": 2532,
     "_views": 2264,
     "tools": 2244,
     "loop": 1707,

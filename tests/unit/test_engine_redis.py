@@ -41,6 +41,7 @@ from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.state.redis import RedisStateStore
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.compatibility.redis_keys import read_keys
 from tests.support.fault_runs import until
 from tests.support.redis_protocol import Refused
 from tests.support.redis_proxy import Cut
@@ -384,7 +385,7 @@ async def test_what_a_connection_that_was_given_up_brings_late_is_not_carried_ou
     await put(engine, "a", "1")
     call = joined([engine._call(None, [Op("put", ("a", "1"))])])
     # As where the network holds back what was sent over it, until after it was repeated and more was written.
-    late, engine._connection._conn = engine._connection._conn, None
+    late, engine._connection.conn = engine._connection.conn, None
     assert await put(engine, "a", "1") == "1"
     assert await put(engine, "a", "2") == "2"
     late._sock.settimeout(PATIENT)
@@ -636,7 +637,9 @@ async def test_a_key_of_somebody_else_fails_its_commit_and_no_other(
     assert await engine.commit(None, both) == ["1", "1"]
 
 
-@pytest.mark.parametrize("taken", ["runs", "agents", "ready:a", "status:pending", "idem"])
+@pytest.mark.parametrize(
+    "taken", ["agents", "runs", "names", "created", "state:pending:a", "status:pending", "ready:a", "idem"]
+)
 async def test_a_queues_key_of_somebody_else_leaves_no_half_of_a_run(
     taken: str, redis_url: str, redis_server: RedisServer
 ) -> None:
@@ -652,6 +655,32 @@ async def test_a_queues_key_of_somebody_else_leaves_no_half_of_a_run(
         run = await queue.enqueue(None, "a", {}, idempotency_key="k")
         claimed = await queue.claim("w", agent_keys=["a"])
         assert claimed.run_id == run.run_id
+    finally:
+        await queue.close()
+
+
+@pytest.mark.parametrize("taken", ["created", "state:pending:b", "ready:b"])
+async def test_what_is_undone_is_only_what_the_commit_has_added(
+    taken: str, redis_url: str, redis_server: RedisServer
+) -> None:
+    queue = RedisQueue(redis_url)
+    tag = queue.engine.place.tag
+    try:
+        await queue.enqueue(None, "a", {})
+        await queue.enqueue(None, "b", {})
+        before = {key: value for key, value in read_keys(redis_server.url).items() if key.startswith(tag)}
+        (kind, _), key = before[f"{tag}:{taken}"], f"{tag}:{taken}"
+        assert kind == "zset"
+        redis_server.ask("RENAME", key, f"{tag}:kept")
+        redis_server.ask("SET", key, "theirs")
+        for agent in ("b", "c") if taken == "created" else ("b",):
+            with pytest.raises(StorageError, match=f"{taken} must be a zset, got a string of another program"):
+                await queue.enqueue(None, agent, {})
+        redis_server.ask("DEL", key)
+        redis_server.ask("RENAME", f"{tag}:kept", key)
+        after = {key: value for key, value in read_keys(redis_server.url).items() if key.startswith(tag)}
+        assert {key for key, value in after.items() if before.get(key) != value} == {f"{tag}:n"}
+        assert before.keys() == after.keys()
     finally:
         await queue.close()
 
@@ -1121,11 +1150,11 @@ async def test_a_connection_that_speaks_unasked_is_not_used_again(
 ) -> None:
     monkeypatch.setattr(connection, "IDLE", 0.0)
     await put(engine, "a", "1")
-    conn = engine._connection._conn
+    conn = engine._connection.conn
     conn.send_command("PING")
     await until(lambda: conn.can_read(0))
     assert await get(engine, "a") == ["1"]
-    assert engine._connection._conn is not conn
+    assert engine._connection.conn is not conn
 
 
 # -- the pipeline and the connection, where a server cannot be made to do it
@@ -1139,7 +1168,7 @@ class Still:
         self.place = redis_place("redis://127.0.0.1:1/0")
         self.sent: list[bytes] = []
 
-    def evaluate(self, last: bytes) -> Any:
+    def evaluate(self, last: bytes, unsent: bytes | None = None) -> Any:
         self.sent.append(last)
         answer = self.answers_left.pop(0)
         if isinstance(answer, BaseException):
@@ -1224,7 +1253,7 @@ def line_to(url: str, script: Script = ECHO) -> Connection:
 def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answer(redis_server: RedisServer) -> None:
     line = line_to(redis_server.url)
     assert line.evaluate(b"0") == [b"0"]
-    conn, send = line._conn, line._conn.send_packed_command
+    conn, send = line.conn, line.conn.send_packed_command
 
     def broken(*args: Any) -> None:
         conn.send_packed_command = send
@@ -1233,7 +1262,7 @@ def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answe
     conn.send_packed_command = broken
     with pytest.raises(NoReply):
         line.evaluate(b"1")
-    assert line._conn is None
+    assert line.conn is None
     assert line.evaluate(b"3") == [b"3"]
     line.drop()
 
@@ -1246,7 +1275,7 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
     def broken(*args: Any) -> None:
         raise error
 
-    line._conn.read_response = broken
+    line.conn.read_response = broken
     with pytest.raises(NoReply):
         line.evaluate(b"1")
     assert line.evaluate(b"2") == [b"2"]

@@ -119,6 +119,8 @@ class ClaimWriter:
         self.unmerge: Callable[[], None] = buffer.unmerge
         #: Whether the end of the run is one commit.
         self.ends_at_once: bool = self._state is self._bus is self._queue
+        self._mail_count: list[Op] = []  # returns the number of messages in the mailbox of the run
+        self._on_mail_count: Callable[[int], None] | None = None
         self._first_new_event = 0  # an earlier claim has reported the events with lower sequence numbers
         self._partially_written = False  # a write failed after it was committed on one of its engines
 
@@ -256,6 +258,14 @@ class ClaimWriter:
 
     # -- records
 
+    def count_mail(self, receive: Callable[[int], None]) -> None:
+        """Have `receive` called with the number of messages in the mailbox when the end of a step is written.
+
+        Does nothing if that would save no call of the store.
+        """
+        if self._single_engine and self.queue.mail_count:
+            self._mail_count, self._on_mail_count = [Op(self.queue.mail_count, (self.run_id,))], receive
+
     def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
         """Return `call` itself: a runner cancels the task of a cancelled run."""
         return call
@@ -266,7 +276,7 @@ class ClaimWriter:
         A single commit is not repeated here: `StepJournal.write` does that. Each step of a run comes through here, and
         a coroutine of its own would cost it time.
         """
-        if self._single_engine and not self._buffer.ops and self.on_events is None:
+        if self._single_engine and not self._buffer.ops and self.on_events is None and self._on_mail_count is None:
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
 
@@ -287,7 +297,9 @@ class ClaimWriter:
             results = (await self.write(state, events, queue))[2]
         else:
             state = self._appends(records)
-            results = (await self._commit(self._state, [*state, *queue]))[len(state) :]
+            results = (await self._commit(self._state, [*state, *queue, *self._mail_count]))[len(state) :]
+            if self._on_mail_count is not None:
+                self._on_mail_count(results.pop())
         if self.on_events is not None and not reported:
             self._report(records)
         return results

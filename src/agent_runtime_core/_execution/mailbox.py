@@ -35,6 +35,10 @@ def with_consumed(info: str | None, numbers: Sequence[int]) -> str | None:
     return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
 
 
+#: Seconds for which the number of messages that a commit returned stands for a read.
+COUNT_SECONDS: Final = 0.001
+
+
 class MailboxReader:
     """The unread messages of one run, in the order of their numbers.
 
@@ -56,6 +60,25 @@ class MailboxReader:
         self._unread: dict[tuple[str, str], deque[MailboxMessage]] = defaultdict(deque)  # by kind and name
         self._rejected: set[int] = set()  # numbers of messages whose rejection is logged
         self._decided: set[str] = set()  # ids of requests that were answered or closed
+        #: The number of messages in the store, when a commit returned it, and how many this process had posted then.
+        self._counted: tuple[int, float, int] | None = None
+
+    def counted(self, number: int) -> None:
+        """Receive how many messages the mailbox had at a commit of the run; used once, by `has_read_all`."""
+        self._counted = number, self._queue.clock.monotonic(), self._queue.live_claims.posts
+
+    def has_read_all(self) -> bool:
+        """Return whether no message is unread in the store, without reading it: as of a commit of the run just now.
+
+        A message that another process sends within this millisecond is read one time later, as if it had been sent
+        after it.
+        """
+        counted, self._counted = self._counted, None
+        if counted is None or self.arrived.is_set():
+            return False
+        number, at, posts = counted
+        is_new = self._queue.clock.monotonic() - at <= COUNT_SECONDS and posts == self._queue.live_claims.posts
+        return is_new and number <= self.cursor
 
     async def read(self) -> None:
         """Read the messages that arrived since the last read."""
@@ -219,7 +242,9 @@ class Inbox:
             if step not in journal.view.completed:
                 for message in messages:
                     self._mailbox.put_back(message)
-        await self._mailbox.read()
+        if not self._mailbox.has_read_all():
+            journal.writer.count_mail(self._mailbox.counted)
+            await self._mailbox.read()
         if control.refuses:  # a call of an ended run must not take messages that are lost then
             await control.refuse()
         return self._mailbox.find(MESSAGE, "") is not None

@@ -162,6 +162,9 @@ class RunWriter(StepWriter, Protocol):
     async def emit(self, rows: Sequence[Row], /) -> list[int]:
         """Publish events. Returns their sequence numbers when they are durable."""
 
+    def count_mail(self, receive: Callable[[int], None], /) -> None:
+        """Have `receive` called with the number of messages in the run's mailbox when the end of a step is written."""
+
     async def ask(self, row: Row, name: str, request_id: str, /) -> int:
         """Publish a question to a person and post it to the run's mailbox. Returns its number there."""
 
@@ -228,6 +231,9 @@ class ReadOnlyWriter:
 
     def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
         return call
+
+    def count_mail(self, receive: Callable[[int], None]) -> None:
+        return
 
     # -- what a replay repeats
 

@@ -40,7 +40,7 @@ ops['events.report'] = function(run, reader, sequence)
   if sequence == null then
     write('HDEL', key, reader)
   else
-    write('HSET', key, reader, text(sequence) .. ' ' .. text(now))
+    write('HSET', key, reader, text(sequence) .. ' ' .. text(now()))
     write('PEXPIRE', key, 60000)
   end
   return null
@@ -51,7 +51,7 @@ ops['events.readers'] = function(run, fresh)
   local stored = call('HGETALL', P .. 'readers:' .. run)
   for i = 1, #stored, 2 do
     local sequence, at = string.match(stored[i + 1], '^(-?%d+) (.+)$')
-    if sequence and now - tonumber(at) <= fresh then found[#found + 1] = {stored[i], sequence} end
+    if sequence and now() - tonumber(at) <= fresh then found[#found + 1] = {stored[i], sequence} end
   end
   return found
 end

@@ -112,6 +112,8 @@ class RunQueue(Backend):
     keeps_processes: ClassVar[bool] = False
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
     keeps_rows: ClassVar[str] = ""
+    #: Name of the operation that returns the number of a run's messages; "" if reading them takes no call of a server.
+    mail_count: ClassVar[str] = ""
 
     def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
         self._live_claims: LiveClaims | None = None
@@ -569,6 +571,7 @@ class RunQueue(Backend):
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
         """Return the operation of `post`, for a commit together with others."""
+        self.live_claims.posts += 1
         message_id = new_ulid(self.clock) if not msg_id else unbroken("msg_id", msg_id)
         if self.redaction is not None:
             payload = redacted_mail(self.redaction, run_id, kind, payload)

@@ -49,6 +49,7 @@ class LiveClaims:
         self._holders: tuple[ref[ClaimHolder], ...] = ()  # replaced as a whole: each claim reads it, in any thread
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
+        self.posts: int = 0  # messages that this process was asked to post
         self._before, self._until = 0.0, float("-inf")  # boot time before the suspend; end of the deferral
 
     @classmethod

@@ -3,7 +3,7 @@
 -- Converts a due time from the caller's clock, which shows `at` now, to the server's clock.
 local function due_then(due_at, at)
   if not by_server or due_at == '0' then return due_at end
-  return text(now + math.max(due_at - at, 0))
+  return text(now() + math.max(due_at - at, 0))
 end
 
 -- Submitting a run.
@@ -25,6 +25,11 @@ ops['queue.insert'] = function(row)
 end
 
 -- Under a claim.
+
+-- Returns the number of the last message in the mailbox.
+ops['queue.mail_count'] = function(run)
+  return call('LLEN', P .. 'mail:' .. run)
+end
 
 ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason, failures, crashes, stalls, mark,
   output, failure, cursor, renew)

@@ -183,6 +183,7 @@ class RedisQueue(RedisBackend, RunQueue):
     }
 
     keeps_processes = True
+    mail_count = "queue.mail_count"
 
     def lease_now(self) -> float:
         return self.engine.lease_now()

@@ -66,6 +66,8 @@ end
 
 -- Under a claim.
 
+applied['queue.mail_count'] = ops['queue.mail_count']
+
 applied['queue.settle'] = function(run, claim_id, status, at, _, _, _, _, _, _, _, _, _, _, renew)
   local row = get(run)
   if renew ~= '' then claim_id = above(renew, claim_id) end
@@ -79,7 +81,7 @@ ops['queue.beat'] = function(claims, lease_until)
     local row = get(each[1])
     local held = row ~= nil and row[STATUS] == 'running' and row[CLAIM_ID] == each[2]
     if held then
-      row[LEASE_UNTIL] = text((by_server and now or 0) + lease_until)
+      row[LEASE_UNTIL] = text((by_server and now() or 0) + lease_until)
       changed(row)
     end
     answers[i] = {held, held and row[CANCEL_AT] ~= null}
@@ -174,7 +176,7 @@ end
 ops['queue.rewrite'] = function(run, old, new, lease_now)
   local row = get(run)
   if not row then return 'gone' end
-  local live_from = by_server and now + lease_now or lease_now
+  local live_from = by_server and now() + lease_now or lease_now
   if row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) >= live_from then return 'owned' end
   local differs = false
   for i, value in ipairs({row[INPUT], row[DIGEST], row[METADATA], row[OUTPUT], row[ERROR]}) do
@@ -233,12 +235,12 @@ end
 -- The processes that claim runs: a hash of [row, when it was last renewed, when it counts as ended].
 
 ops['queue.save_process'] = function(process, cells, seen_at, alive_until, kept)
-  if by_server then seen_at = text(now) end
+  if by_server then seen_at = text(now()) end
   local all = call('HGETALL', P .. 'processes')
   for i = 1, #all, 2 do
     if tonumber(cjson.decode(all[i + 1])[2]) < seen_at - kept then write('HDEL', P .. 'processes', all[i]) end
   end
-  local until_then = text((by_server and now or 0) + alive_until)
+  local until_then = text((by_server and now() or 0) + alive_until)
   write('HSET', P .. 'processes', process, cjson.encode({cells, seen_at, until_then}))
   return null
 end
@@ -251,7 +253,7 @@ end
 -- Reads.
 
 ops['queue.processes'] = function()
-  local found, since = {}, by_server and now or 0
+  local found, since = {}, by_server and now() or 0
   for i, each in ipairs(call('HVALS', P .. 'processes')) do
     local row = cjson.decode(each)
     found[i] = {row[1], text(row[2] - since), text(row[3] - since)}
@@ -517,5 +519,5 @@ end
 
 ops['queue.next_due'] = function()
   local first = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')
-  return first[2] and text(tonumber(first[2]) - (by_server and now or 0)) or null
+  return first[2] and text(tonumber(first[2]) - (by_server and now() or 0)) or null
 end

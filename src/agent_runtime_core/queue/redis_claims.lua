@@ -1,6 +1,5 @@
 -- Claims: which runs a claim gets, in which order, and the changes to due and abandoned runs before it.
 
-local text_now = text(now)
 
 -- Returns a claim id above the last one. If the clock went back, it has the time of the last one plus 1 ms.
 local function above(ticket, last)
@@ -28,10 +27,10 @@ end
 
 -- Decodes a ClaimRequest, with its times on the server's clock.
 local function wanted(cells)
-  local since = by_server and now or 0
+  local since = by_server and now() or 0
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
-    lease_now = since + cells[5], wall = by_server and text_now or text(cells[6]),
+    lease_now = since + cells[5], wall = by_server and text(now()) or text(cells[6]),
     agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8],
   }
 end
@@ -187,9 +186,9 @@ end
 ops['queue.claim'] = function(cells)
   local got, name = claims(wanted(cells)), cells[9]
   if #got == 0 and name and name ~= null then
-    for _, over in ipairs(call('ZRANGEBYSCORE', P .. 'stands', '-inf', text_now, 'LIMIT', 0, STANDING)) do sit(over) end
+    for _, over in ipairs(call('ZRANGEBYSCORE', P .. 'stands', '-inf', text(now()), 'LIMIT', 0, STANDING)) do sit(over) end
     cells[8] = true
-    write('ZADD', P .. 'stands', text(now + cells[10]), name)
+    write('ZADD', P .. 'stands', text(now() + cells[10]), name)
     write('HSET', P .. 'standing', name, cjson.encode(cells))
   end
   return all_told(got)
@@ -204,7 +203,7 @@ local function hand_over()
   for i = 1, #names, 2 do
     local name, cells = names[i], call('HGET', P .. 'standing', names[i])
     begin()
-    local got = cells and tonumber(names[i + 1]) > now and claims(wanted(cjson.decode(cells)))
+    local got = cells and tonumber(names[i + 1]) > now() and claims(wanted(cjson.decode(cells)))
     local told = got and #got > 0 and all_told(got).raw
     local heard = told and #told <= LETTER and call('PUBLISH', P .. 'bell:stand:' .. name, told) > 0
     if not heard then begin() end

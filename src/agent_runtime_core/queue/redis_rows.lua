@@ -282,7 +282,6 @@ local function keep(known)
     fixed_lists(row, function(key, score, member) write('ZADD', key, score, member) end)
   end
   relist(row, not known.unlisted and was or nil)
-  write('SET', P .. 'run:' .. row[RUN_ID], told(row).raw)
   if not was or was[1] ~= row[STATUS] then
     if was then write('ZREM', P .. 'status:' .. was[1], row[RUN_ID]) end
     write('ZADD', P .. 'status:' .. row[STATUS], row[N], row[RUN_ID])
@@ -293,6 +292,7 @@ local function keep(known)
     move(row, was, place_in_lane)
     move(row, was, place_inline)
   end
+  write('SET', P .. 'run:' .. row[RUN_ID], told(row).raw)  -- last: the writes before can be undone
 end
 
 flushes[#flushes + 1] = function()

@@ -145,8 +145,11 @@ class Heartbeat:
         return [(each.row.run_id, each.release()) for each in gone]
 
     def unextended(self) -> list[tuple[str, str]]:
-        """Return run id and claim id of the live claims whose lease may have run out, as after a suspend."""
-        if not self._leased:
+        """Return run id and claim id of the live claims whose lease may have run out, as after a suspend.
+
+        After `stop`, there are none: nothing extends the leases.
+        """
+        if not self._leased or self._stop_timer is None:
             return []
         since = self._clock.boot() - self._config.lease_ttl_seconds * 2 / 3
         return [(held.row.run_id, held.row.claim_id) for held in self._alive() if held.extended_at < since]

@@ -7,7 +7,9 @@ another request.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +21,7 @@ from ...errors import StorageError, StorageFull
 from .script import Script, bulk
 from .url import RedisAddress
 
+PIECE = 1 << 16  # bytes of an answer that a loop reads, at most
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is checked before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
@@ -82,6 +85,66 @@ def connection(place: RedisAddress, **options: Any) -> Any:
     return kind(host=place.host, port=place.port, socket_keepalive=True, **about)
 
 
+class LoopSocket:
+    """A connection as one event loop uses it: it never waits.
+
+    It has a separate descriptor, because a thread may close the descriptor of the connection at any moment.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, conn: Any, readable: Callable[[], None]) -> None:
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.conn: Any = conn
+        self.watched: bool = False  # a timer looks whether an answer is late
+        self._socket: socket.socket = conn._sock.dup()
+        try:
+            self._socket.setblocking(False)
+            loop.add_reader(self._socket, readable)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def send(self, request: bytes) -> bytes:
+        """Send what the socket takes, and return the rest."""
+        try:
+            return request[self._socket.send(request) :]
+        except OSError:  # reported to the thread, which sends the rest
+            return request
+
+    def answer(self) -> list[bytes] | None:
+        """Return the answer of the script, or None if something else arrived, or only a part. Then it is not read.
+
+        Raises:
+            BlockingIOError: Nothing has arrived.
+        """
+        try:
+            data = self._socket.recv(PIECE, socket.MSG_PEEK)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+        at = data.find(b"\r\n")
+        if data[:1] != b"*" or at < 0:
+            return None
+        texts: list[bytes] = []
+        for _ in range(int(data[1:at])):
+            at += 2
+            start = data.find(b"\r\n", at) + 2
+            if start < 2 or data[at : at + 1] != b"$":
+                return None
+            at = start + int(data[at + 1 : start - 2])
+            texts.append(data[start:at])
+        if len(data) < at + 2:
+            return None
+        self._socket.recv(at + 2)
+        return texts
+
+    def close(self) -> None:
+        """End the use, on the loop or if the loop does not run."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.remove_reader(self._socket)
+        self._socket.close()
+
+
 class Connection:
     """A connection that is made when it is needed. One thread uses it at a time.
 
@@ -98,36 +161,45 @@ class Connection:
         self._home = place
         self._connected = connected
         self._script = script
-        self._conn: Any = None
+        self.conn: Any = None  # of redis-py
         self._used = 0.0
 
     # -- the script
 
-    def evaluate(self, last: bytes) -> list[bytes]:
+    def evaluate(self, last: bytes, unsent: bytes | None = None) -> list[bytes]:
         """Run the script with `last` as its last argument.
+
+        With `unsent`, an event loop has sent the request except for these bytes.
 
         Raises:
             NotSent: The script did not run.
             NoReply: Whether it ran is unknown.
         """
         for _ in range(3):
-            if not self.fresh():
+            if unsent is None and not self.fresh():
                 self.drop()
                 self._connect()
             try:
-                return self.call(last)
+                return self.call(last) if unsent is None else self._call(unsent)
             except ServerRefused as refusal:
                 try:
                     self.mend(refusal)
                 except NoReply as error:
                     raise NotSent(str(error)) from error
+                unsent = None
         raise NotSent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def call(self, last: bytes) -> list[bytes]:
         """Run the script once over the present connection; ServerRefused if `mend` can help."""
+        return self._call(self.request(last))
+
+    def request(self, last: bytes) -> bytes:
+        """Return a call of the script, in one piece: redis-py would join it from its words each time."""
+        return self._script().call + bulk(last)
+
+    def _call(self, request: bytes) -> list[bytes]:
         try:
-            # In one piece: redis-py would join it from its words each time, and send large words one by one.
-            self._conn.send_packed_command([self._script().call + bulk(last)])
+            self.conn.send_packed_command([request])
         except Exception as error:
             # Dropped, or redis-py would reconnect by itself and a later answer would be read as the answer to this.
             self.drop()
@@ -152,23 +224,39 @@ class Connection:
 
     def fresh(self) -> bool:
         """Whether there is a connection that was not closed while it was idle. No request may be in flight."""
-        if self._conn is None:
+        if self.conn is None:
             return False
         if time.monotonic() - self._used < IDLE:
             return True
         try:
-            return not self._conn.can_read(0)
+            return not self.conn.can_read(0)
         except driver().broken:
             return False
+
+    # -- on an event loop
+
+    def on_loop(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> LoopSocket | None:
+        """Return the present connection as this loop can use it; `readable` is called when something arrives.
+
+        None over TLS, on a loop that cannot watch sockets, and if the connection has ended.
+        """
+        with contextlib.suppress(*driver().broken, AttributeError, NotImplementedError):
+            if not (self.place.tls or self.conn.can_read(0)):
+                return LoopSocket(loop, self.conn, readable)
+        return None
+
+    def used(self) -> None:
+        """Note that the server has just answered."""
+        self._used = time.monotonic()
 
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
         """Send one command and return its answer; an error reply raises `driver().error_reply`."""
-        if self._conn is None:
+        if self.conn is None:
             self._connect()
         try:
-            self._conn.send_command(*command)
+            self.conn.send_command(*command)
         except driver().broken as error:
             self.drop()
             raise NoReply(f"{self.place}: {error!s:.300}") from error
@@ -176,7 +264,7 @@ class Connection:
 
     def _read(self) -> Any:
         try:
-            answer = self._conn.read_response()
+            answer = self.conn.read_response()
             self._used = time.monotonic()
             return answer
         except driver().error_reply as error:
@@ -218,7 +306,7 @@ class Connection:
                     f"{self.place} has no database {self.place.db} ({error!s:.300}). Use another number in the URL"
                 ) from error
             raise NotSent(f"{self.place} cannot be reached ({error!s:.300})") from error
-        self._conn = conn
+        self.conn = conn
         try:
             self.ask("SCRIPT LOAD", self._script().text)
             self._connected(self)
@@ -230,7 +318,7 @@ class Connection:
             raise
 
     def drop(self) -> None:
-        conn, self._conn = self._conn, None
+        conn, self.conn = self.conn, None
         if conn is not None:
             with contextlib.suppress(Exception):
                 conn.disconnect()

@@ -11,13 +11,20 @@
 local P = KEYS[1]
 local FENCE = P .. 'fence'
 local call, null = redis.call, cjson.null
-local instant = call('TIME')
-local now = instant[1] + instant[2] / 1000000
 local by_server = ARGV[1] == 'server'
 -- `flushes` are called after all operations of a commit have been decided, `afters` after all commits were applied.
 local ops, applied, flushes, afters = {}, {}, {}, {}
 local rings = {}  -- number of notifications by topic
-local tx
+local tx, instant
+
+-- Returns the time on this server's clock, which is the same in the whole call.
+local function now()
+  if not instant then
+    local time = call('TIME')
+    instant = time[1] + time[2] / 1000000
+  end
+  return instant
+end
 
 -- Encodes a number as text that is read back as the same number.
 local function text(value)
@@ -49,19 +56,42 @@ local KIND = {
 }
 local fitting = {}  -- keys that have the right type: it was checked, or they were read by a command of that type
 
--- Executes all writes, or none if another program has stored a value of another type under one of the keys.
+-- How to undo a command that has added one member.
+local UNDO = {ZADD = 'ZREM', SADD = 'SREM'}
+
+-- Executes all writes, or none if another program has stored a value of another type under one of the keys. To ask for
+-- the type of a key is one more command. The first commands are executed without, as long as all before can be undone.
 local function perform(writes)
-  for _, command in ipairs(writes) do
-    local kind, key = KIND[command[1]], command[2]
-    if kind and not fitting[key] then
-      local there = call('TYPE', key).ok
-      if there ~= kind and there ~= 'none' then
-        error('WRONGTYPE ' .. key .. ' must be a ' .. kind .. ', got a ' .. there .. ' of another program', 0)
-      end
-      fitting[key] = true
-    end
+  local added, at = {}, 1
+  local function fail(said)
+    for _, command in ipairs(added) do call(UNDO[command[1]], command[2], command[#command]) end
+    error(said, 0)
   end
-  for _, command in ipairs(writes) do call(unpack(command)) end
+  local function check(command)
+    local kind, key = KIND[command[1]], command[2]
+    if not kind or fitting[key] then return end
+    local there = call('TYPE', key).ok
+    if there ~= kind and there ~= 'none' then
+      fail('WRONGTYPE ' .. key .. ' must be a ' .. kind .. ', got a ' .. there .. ' of another program')
+    end
+    fitting[key] = true
+  end
+  local function try(command)
+    local reply = redis.pcall(unpack(command))
+    if type(reply) == 'table' and reply.err then
+      check(command)
+      fail(reply)
+    end
+    if KIND[command[1]] then fitting[command[2]] = true end
+    return reply
+  end
+  while writes[at] and (writes[at][1] == 'ZADD' and #writes[at] == 4 or writes[at][1] == 'SADD' and #writes[at] == 3) do
+    if try(writes[at]) == 1 then added[#added + 1] = writes[at] end
+    at = at + 1
+  end
+  for i = at + 1, #writes do check(writes[i]) end
+  if writes[at] then try(writes[at]) end
+  for i = at + 1, #writes do call(unpack(writes[i])) end
 end
 
 local function ring(topic)

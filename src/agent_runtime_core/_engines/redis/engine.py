@@ -106,7 +106,7 @@ class RedisEngine(SharedEngine):
         return self._batches[loop].pending
 
     def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        return LoopBatch(loop, str(self.place), self._caller_timeout, self._pipeline.put)
+        return LoopBatch(loop, str(self.place), self._caller_timeout, partial(self._pipeline.send, loop))
 
     def _caller_timeout(self) -> float:
         """Seconds a caller waits. More than the pipeline waits, whose error says more."""
@@ -248,6 +248,7 @@ class RedisEngine(SharedEngine):
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._batches[loop].flush(everything=True)
+        self._pipeline.leave(loop)
 
     def _close_now(self) -> None:
         def wake_thread() -> None:
