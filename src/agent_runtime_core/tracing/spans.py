@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from .._core.event_types import EventType
 from .._core.ids import RunTrace, TraceParent, span_id
@@ -33,7 +33,7 @@ class SpanSender:
 
     def __init__(self, processor: Any, *, resource: Any = None, needed_by: str) -> None:
         self.api: Any = load("opentelemetry.trace", needed_by=needed_by)
-        self._context: Any = load("opentelemetry.context:Context", needed_by=needed_by)
+        self._context = cast("Any", load("opentelemetry.context:Context", needed_by=needed_by))
         sdk: Any = load("opentelemetry.sdk.trace", needed_by=needed_by)
         generators: Any = load("opentelemetry.sdk.trace.id_generator", needed_by=needed_by)
         sampling: Any = load("opentelemetry.sdk.trace.sampling", needed_by=needed_by)
