@@ -146,7 +146,8 @@ async def stop(rig: Rig, clock: VirtualClock, agent: Stopped, cause: str) -> Non
         case "caller left":
             executing.cancel()
         case "lost":
-            next(iter(runner.heartbeat._leased.values())).lose()
+            held = next(iter(runner.heartbeat._leased.values()))
+            held.lose(held.row.claim_id)
         case "cancel":
             assert await runner.cancel("r", wait=True) is RunStatus.CANCELLED
         case _:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -1316,37 +1315,26 @@ async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
         await asyncio.wait({going})
 
 
+class Lease(LeasedRun):
+    """A claim that nothing executes."""
+
+    def __init__(self, row: RunRow) -> None:
+        self.row, self.control, self.owner, self.seen = row, RunControl(), None, row.mail_seq
+        self.loop = asyncio.get_running_loop()
+        self.ends, self.reported_at, self.extended_at, self.answered_at = float("inf"), 0.0, 0.0, 0.0
+
+
 async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() -> None:
     """A run that is parked and claimed anew here at once: its old drive ends after the new one has begun."""
     queue = InMemoryQueue()
     heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
 
-    def nothing() -> None:
-        return
-
-    def held(claim: str) -> LeasedRun:
-        loop = asyncio.get_running_loop()
-        return LeasedRun(
-            row.with_values(claim_id=claim),
-            RunControl(),
-            loop,
-            float("inf"),
-            nothing,
-            nothing,
-            nothing,
-            0.0,
-            row.mail_seq,
-            None,
-            partial(queue.unchanged_update, row, claim),
-            0.0,
-            0.0,
-        )
-
-    heart.hold(held("old"))
-    heart.hold(held("new"))
-    heart.drop(row.run_id, "old")
+    old, new = (Lease(row.with_values(claim_id=claim)) for claim in ("old", "new"))
+    heart.hold(old)
+    heart.hold(new)
+    heart.drop(row.run_id, old)
     assert [each.row.claim_id for each in heart._leased.values()] == ["new"]
-    heart.drop(row.run_id, "new")
+    heart.drop(row.run_id, new)
     assert heart._leased == {}
     heart.stop()
 
@@ -1387,7 +1375,7 @@ async def test_a_heart_looks_at_its_claims_while_other_loops_change_them() -> No
     heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
     heart.stop()
     first = object.__new__(Interrupted)
-    first.row, first.control, first.lose = row, RunControl(), lambda: None
+    first.row, first.control = row, RunControl()
     heart._leased = first.held = {"first": first, "other": first, "third": first}
     await heart._follow(asyncio.get_running_loop(), asyncio.Event())
     assert heart._leased == {}
@@ -1446,10 +1434,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
     row = queue.new_row(None, "a", {}, None)
     alone: list[bool] = []
 
-    def nothing() -> None:
-        return
-
-    class Seen(LeasedRun):
+    class Seen(Lease):
         """It tells whether others could be taken in while its watcher looks at it."""
 
         @property
@@ -1460,8 +1445,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         @loop.setter
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    release = partial(queue.unchanged_update, row, row.claim_id)
-    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0, None, release, 0.0, 0.0))
+    heart.hold(Seen(row))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

@@ -114,8 +114,6 @@ class ClaimWriter:
         self.next_seq: Callable[[], int] = buffer.next_seq
         self.is_newest: Callable[[Sequence[Record]], bool] = buffer.is_newest
         self.withdraw: Callable[[Record], bool] = buffer.withdraw
-        self.merge_begin_and_end: Callable[[Record], Record] = buffer.merge_begin_and_end
-        self.unmerge: Callable[[], None] = buffer.unmerge
         #: Whether the end of the run is one commit.
         self.ends_at_once: bool = self._state is self._bus is self._queue
         self._first_new_event = 0  # an earlier claim has reported the events with lower sequence numbers
@@ -127,6 +125,8 @@ class ClaimWriter:
         Args:
             fresh: The run never started: there is nothing to read.
         """
+        if fresh and self._single_engine:
+            return []
         others = {id(each.commits): each for each in (self.state, self.bus) if each.commits is not self._queue}
         for backend in others.values():
             await require_separate_fences(self.queue, backend, self.guard)
@@ -152,6 +152,14 @@ class ClaimWriter:
     def flush(self) -> None:
         """Hand the buffered writes to the engine now, without waiting for the commit."""
         self._buffer.flush()
+
+    def merge_begin_and_end(self, end: Record) -> Record:
+        """Return the record of an attempt's end, extended by its beginning if only that is still buffered."""
+        return self._buffer.merge_begin_and_end(end)
+
+    def unmerge(self) -> None:
+        """Buffer the beginning of an attempt again, because the record that contained it was not written."""
+        self._buffer.unmerge()
 
     # -- commits
 
@@ -321,10 +329,13 @@ class ClaimWriter:
 
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
-        state, events = self._with_events(records)
-        await self._commit_later(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
-        await self._publish_later(records, events)
-        self._report(records)
+        ops = self._appends(records)
+        ops.append(_new(Op, ("state.status", (self.run_id, status, self.clock.wall()))))
+        await self._commit_later(self._state, ops)
+        if self._publisher is not None:
+            await self._publish_later(records, self._publisher.operations(records))
+        if self.on_events is not None:
+            self._report(records)
 
     async def _publish_later(self, records: Sequence[Record], events: Sequence[Op]) -> None:
         if events and self._publisher is not None:
@@ -430,16 +441,24 @@ class ClaimWriter:
         if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
             await self._publish_missing(self._publisher, await self.state.records(self.run_id))
             self._partially_written = False
-        self._buffer.drop_status()
-        state, published = self._with_events(records)
-        state.append(Op("state.status", (self.run_id, how.status, how.now)))
-        published += events
+        if self._buffer.ops:
+            self._buffer.drop_status()
+        state = self._appends(records)
+        state.append(_new(Op, ("state.status", (self.run_id, how.status, how.now))))
+        settle = [_new(Op, ("queue.settle", (self.run_id, how))), *ops]
+        if self._single_engine:
+            before = len(state) + len(events)
+            settled = (await self._commit(self._state, [*state, *events, *settle]))[before:]
+            if self.on_events is not None:
+                self._report(records)
+            return settled
+        published = [*([] if self._publisher is None else self._publisher.operations(records)), *events]
         if how.status not in LIVE:
             if self._state is not self._queue:
                 state.append(end_fence(self.run_id, self.claim_id))
             if self._bus not in (self._queue, self._state):
                 published.append(end_fence(self.run_id, self.claim_id))
-        results = await self.write(state, published, [Op("queue.settle", (self.run_id, how)), *ops])
+        results = await self.write(state, published, settle)
         self._report(records)
         return results[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, Generic, Protocol, TypeGuard, TypeVar, cast
 
@@ -169,7 +170,6 @@ class StepJournal(Generic[W_co]):
         records: Builds the records.
         keys: Gives steps their keys.
         view: The records, as read at the start and added since.
-        unconfirmed: Commits with an unknown outcome.
         control: What the journal shares with the context and the runner.
         token: Identifies this journal in a `StepScope`.
         boundary: How many steps this claim has completed or replayed, outside of other steps.
@@ -185,7 +185,6 @@ class StepJournal(Generic[W_co]):
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
-        lineage_lock: Held while the lineage of a child run is read.
         lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
@@ -199,7 +198,6 @@ class StepJournal(Generic[W_co]):
         self.records: RecordFactory = RecordFactory(writer)
         self.keys: StepKeys = StepKeys(writer.run_id) if keys is None else keys
         self.view: journal_view.JournalView = journal_view.JournalView(writer.run_id, records, self.records.wall)
-        self.unconfirmed: UnconfirmedWrites = UnconfirmedWrites(writer, self.records, self.keys, self.view)
         # Called for each step.
         self.token: JournalToken = self.keys.token
         self.lookup: Callable[[str, str], Record | None] = self.view.lookup
@@ -217,9 +215,7 @@ class StepJournal(Generic[W_co]):
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
         self.lineage_keys: LineageKeys | None = None
-        self.lineage_lock: asyncio.Lock = asyncio.Lock()
         self.mismatch: tuple[str, str] | None = None
-        self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
         self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step has called
@@ -227,6 +223,20 @@ class StepJournal(Generic[W_co]):
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
         self._replayed_in_main_task = -1  # the same for the main task of the run
+
+    @cached_property
+    def unconfirmed(self) -> UnconfirmedWrites:
+        """Commits with an unknown outcome."""
+        return UnconfirmedWrites(self.writer, self.records, self.keys, self.view)
+
+    @cached_property
+    def lineage_lock(self) -> asyncio.Lock:
+        """Held while the lineage of a child run is read."""
+        return asyncio.Lock()
+
+    @cached_property
+    def _recorded_usage(self) -> RecordedUsage:
+        return RecordedUsage(self.view.completed)
 
     # -- running steps
 

@@ -7,7 +7,7 @@ token, and the engine rejects it if it has seen a greater one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,14 +22,23 @@ class FencedWrites:
         guard: Returns the present claim.
         queue_engine: The engine of the queue.
         ended: Whether the attempt has ended. Code that it left running can then write no more.
-        admit: Raises if the attempt is stopped, so that its code writes no more. None for writes of the runner.
     """
 
     def __init__(
-        self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = lambda: False,
-        admit: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:  # fmt: skip
-        self._guard, self._queue_engine, self._ended, self._admit = guard, queue_engine, ended, admit
+        self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._guard, self._queue_engine, self._ended = guard, queue_engine, ended
+
+    def guard(self) -> Guard:
+        """Return the present claim."""
+        return self._guard()
+
+    def ended(self) -> bool:
+        """Whether the attempt has ended."""
+        return self._ended()
+
+    async def admit(self) -> None:
+        """Raise if the attempt is stopped, so that its code writes no more."""
 
     async def commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
         """Commit `ops` if the claim is still valid.
@@ -37,11 +46,10 @@ class FencedWrites:
         Raises:
             LeaseLost: The claim was superseded or released, or the attempt has ended.
         """
-        guard = self._guard()
-        if self._ended() or not guard.token:
+        guard = self.guard()
+        if self.ended() or not guard.token:
             raise LeaseLost(*guard)
-        if self._admit is not None:
-            await self._admit()
+        await self.admit()
         if target is self._queue_engine:
             return await target.commit(guard, ops)
         return (await target.commit(None, [Op(INSTALL, tuple(guard)), *ops]))[1:]
@@ -49,7 +57,7 @@ class FencedWrites:
     async def install(self, target: Committer) -> None:
         """Make the engine `target` reject every earlier claim on the run."""
         if target is not self._queue_engine:
-            await target.commit(None, [Op(INSTALL, tuple(self._guard()))])
+            await target.commit(None, [Op(INSTALL, tuple(self.guard()))])
 
 
 CURRENT_CLAIM: ContextVar[FencedWrites | None] = ContextVar("agent_runtime_core_claim", default=None)

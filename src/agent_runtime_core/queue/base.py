@@ -408,7 +408,7 @@ class RunQueue(Backend):
             ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or
             input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
-        if insert:
+        if insert and row.tenant:
             row = await self._assigned_before(row)
         await self._release_abandoned(row.run_id)
         want = self.claim_request(worker_id, lease_seconds, None, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .._journal.record import Record
 from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
 from ..interfaces import RunResult
 from ..persistence.stored_history import UNANSWERED
-from ..queue.records import MESSAGE, MailboxMessage, RowChanged
+from ..queue.records import MESSAGE, MailboxMessage
 from ..status import RunStatus
 from .claim import HeldClaim
 from .completion_hooks import HistoryReader
@@ -108,32 +108,13 @@ class UnreadMessages:
     """
 
     def __init__(self, claim: HeldClaim, ctx: Context | None, records: Iterable[Record]) -> None:
-        self.cursor: int = -1
+        self.cursor: int = 0
         self.sent: list[dict[str, Any]] = []
         self._claim, self._ctx, self._records = claim, ctx, records
-        self._known = max(claim.row.mail_seq, 0 if ctx is None else ctx.messages_read)
 
-    async def end_with(self, result: RunResult, write: Callable[[RunResult, int], Awaitable[RunResult]]) -> RunResult:
-        """Have the end of the run written, again whenever a message has arrived before it.
-
-        Args:
-            result: What the run returned.
-            write: Writes the end with this result, checked against this cursor.
-        """
-        while True:
-            whole = await self._added_to(result)
-            try:
-                return await write(whole, self.cursor)
-            except RowChanged:
-                if not await self._arrived():
-                    raise
-
-    async def _added_to(self, result: RunResult) -> RunResult:
+    async def added_to(self, result: RunResult) -> RunResult:
         """Return the result with the unread messages, marked as unanswered."""
         claim = self._claim
-        if self._known == 0 and claim.writer.ends_at_once:  # the usual run, without any message
-            self.cursor = 0
-            return result
         mail = await claim.backends.queue.mail(claim.row.run_id)
         # On several engines the end is several commits, and the queue's is the last one: it cannot be refused any more.
         self.cursor = max((each.seq for each in mail), default=0) if claim.writer.ends_at_once else -1
@@ -147,14 +128,13 @@ class UnreadMessages:
         marked = [_unanswered(message_of(each)) for each in unread]
         return replace(result, final_messages=[*before, *marked])
 
-    async def _arrived(self) -> bool:
+    async def arrived(self) -> bool:
         """Return whether the end was refused because of new messages, and not because the claim is lost."""
         claim = self._claim
         row = await claim.backends.queue.row(claim.row.run_id)
         if row is None or row.status != "running" or row.claim_id != claim.row.claim_id:
             return False
         claim.writer.unmerge()
-        self._known = row.mail_seq
         return row.mail_seq != self.cursor
 
     def _history(self, result: RunResult, received: Iterable[MailboxMessage]) -> list[Any]:

@@ -8,12 +8,11 @@ import copy
 import datetime as _dt
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from .._core.arguments import checked_tenant
@@ -41,6 +40,7 @@ from ..tracing.tracer import Tracer
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
+from .outcomes import OutcomePolicy
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
@@ -57,15 +57,13 @@ MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused alth
 _warned: set[str] = set()
 
 
-class _InlineRun:
+class _InlineRun(NamedTuple):
     """A run that is executed in its caller's task."""
 
-    def __init__(self, execution: RunExecution) -> None:
-        self.execution = execution
-        self.run_id: str = execution.row.run_id
-        self.within: tuple[str, ...] = ENCLOSING_RUNS.get(())
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.ended: Future[None] = Future()
+    execution: RunExecution
+    run_id: str
+    within: tuple[str, ...]  # the runs that its caller is part of
+    loop: asyncio.AbstractEventLoop
 
     def release(self) -> None:
         if not self.execution.control.release_requested:
@@ -78,20 +76,24 @@ class InlineRuns:
     def __init__(self, clock: Clock, grace: float) -> None:
         self._clock, self._grace = clock, grace
         self._runs: set[_InlineRun] = set()
+        self._waiting: set[Callable[[], object]] = set()  # called whenever a run has ended
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def executing(self, execution: RunExecution) -> Iterator[None]:
-        """Track a run while the block executes it."""
-        held = _InlineRun(execution)
+    def begin(self, execution: RunExecution) -> _InlineRun:
+        """Track a run until `end`."""
+        row = execution.claim.row
+        held = _InlineRun(execution, row.run_id, ENCLOSING_RUNS.get(()), asyncio.get_running_loop())
         with self._lock:
             self._runs.add(held)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._runs.discard(held)
-            held.ended.set_result(None)
+        return held
+
+    def end(self, held: _InlineRun) -> None:
+        """Track a run no longer."""
+        with self._lock:
+            self._runs.discard(held)
+            waiting = tuple(self._waiting)
+        for wake in waiting:
+            wake()
 
     async def stop(self, until: float) -> None:
         """Let the runs finish until `until` by the monotonic clock, then release them.
@@ -106,17 +108,37 @@ class InlineRuns:
             for held in _outermost(others):
                 if held.execution.control.paused_at is not None:
                     held.release()
-            await _wait_for_one(others, min(0.1, self._grace))
+            await self._wait_for_one(others, min(0.1, self._grace))
         until = now() + SHUTDOWN_SECONDS + self._grace / 5
         while others := self._others(enclosing):
             for held in _outermost(others):
                 held.release()
-            if not await _wait_for_one(others, max(until - now(), 0)):
+            if not await self._wait_for_one(others, max(until - now(), 0)):
                 break
         for held in self._of_this_loop():
             held.execution.control.release_requested = True
             held.execution.control.stop(Stop.RELEASE)
             await held.execution.claim.try_release()
+
+    async def _wait_for_one(self, held: list[_InlineRun], seconds: float) -> bool:
+        """Wait until a run has ended; return False if none did within that many seconds."""
+        loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            call_in_loop(loop, one_ended.set)
+
+        with self._lock:
+            self._waiting.add(wake)
+            if not self._runs.issuperset(held):
+                one_ended.set()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await one_ended.wait()
+        finally:
+            with self._lock:
+                self._waiting.discard(wake)
+        return one_ended.is_set()
 
     def _all(self) -> list[_InlineRun]:
         with self._lock:
@@ -134,21 +156,6 @@ def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
     run_ids = {each.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
-
-
-async def _wait_for_one(held: list[_InlineRun], seconds: float) -> bool:
-    """Wait until one of these runs has ended; return False if none did within that many seconds."""
-    loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def ended(_: Future[None]) -> None:
-        call_in_loop(loop, one_ended.set)
-
-    for each in held:
-        each.ended.add_done_callback(ended)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await one_ended.wait()
-    return one_ended.is_set()
 
 
 class AgentRunner(RunClient):
@@ -303,6 +310,7 @@ class AgentRunner(RunClient):
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
+        self._policy: OutcomePolicy = OutcomePolicy(self.config)
         self._worker: Worker = Worker(
             self.queue,
             self.config,
@@ -421,18 +429,6 @@ class AgentRunner(RunClient):
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
-    async def _execute_new(
-        self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
-        if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
-        *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
-    ) -> RunResult:  # fmt: skip
-        key = await self._free_key(concurrency_key, input_, parent, tenant)
-        row = self.queue.new_row(
-            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
-            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
-        )  # fmt: skip
-        return await self._execute(row, runtime, if_running)
-
     async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
         """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
         owner = checked_tenant(tenant)
@@ -441,18 +437,26 @@ class AgentRunner(RunClient):
         found = await self.queue.row(parent)
         return "" if found is None else found.tenant
 
-    async def _free_key(
-        self, given: str | None, input_: Mapping[str, Any], parent: UUID | str | None, tenant: str
-    ) -> str | None:
+    async def _free_key(self, key: str, tenant: str, *, chosen: bool) -> str | None:
         """Return the run's concurrency key; None within a run that holds the slot of the same conversation."""
-        key = concurrency_key_of(given, input_, parent)
-        if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key, tenant)) is not None:
-            if given:
-                raise run_busy_error("behind", enclosing, self.queue.clock.wall())
-            return None
-        return key
+        if (enclosing := await self._enclosing_run(key, tenant)) is None:
+            return key
+        if chosen:
+            raise run_busy_error("behind", enclosing, self.queue.clock.wall())
+        return None
 
-    async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
+    async def _execute_new(
+        self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
+        if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
+        *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
+    ) -> RunResult:  # fmt: skip
+        key = concurrency_key_of(concurrency_key, input_, parent)
+        if key and isinstance(key, str):
+            key = await self._free_key(key, tenant, chosen=bool(concurrency_key))
+        row = self.queue.new_row(
+            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
+            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
+        )  # fmt: skip
         reopen, refused, refusals = True, "", 0
         while True:
             self._refuse_closed()
@@ -463,8 +467,11 @@ class AgentRunner(RunClient):
                 if row.deadline is not None:
                     there = there.with_values(deadline=row.deadline)
                 execution = self.new_execution(there, runtime, inline=True)
-                with self._inline_runs.executing(execution):
+                held = self._inline_runs.begin(execution)
+                try:
                     result = await execution.run()
+                finally:
+                    self._inline_runs.end(held)
                 if result is not None:
                     return result
                 if execution.control.release_requested:
@@ -538,7 +545,10 @@ class AgentRunner(RunClient):
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         """Create the execution of a claimed run."""
         services = self.services(inline=inline, agent=runtime)
-        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
+        policy = self._policy
+        if policy.config is not self.config:
+            policy = self._policy = OutcomePolicy(self.config)
+        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, policy, inline=inline)
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         """Return what contexts of such runs use of this runner."""

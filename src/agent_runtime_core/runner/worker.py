@@ -347,8 +347,10 @@ class Worker:
 
     def _forget(self, execution: RunExecution) -> None:
         self._suspects.ended(execution)
-        self.slots.release(execution.control)
-        self._wake_for_free_slot()
+        if execution.control.without_slot:
+            self._wake_for_free_slot()
+        else:
+            self.slots.release(execution.control)
 
     def _wake_for_free_slot(self) -> None:
         if self.slots.busy < self.slots.count:  # else the commit that ended a run has claimed another for its slot
