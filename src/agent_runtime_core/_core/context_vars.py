@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar, Token
-from types import CoroutineType, coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -99,17 +97,11 @@ def start_soon(work: Awaitable[T], *, name: str | None = None, context: Context 
     An eager task runs before its maker has registered it, and cannot enter a context in which its maker runs.
     """
     loop = asyncio.get_running_loop()
-    started: Any = work if type(work) is CoroutineType or inspect.iscoroutine(work) else _awaited(work)
+    coroutine: Any = work if hasattr(work, "cr_frame") else _awaited(work)
     factory = loop.get_task_factory()
     if factory is not None and _EAGER is not None and getattr(factory, "__code__", None) is _EAGER:
-        return asyncio.Task(started, loop=loop, name=name, context=context)
-    return loop.create_task(started, name=name, context=context)
-
-
-@coroutine
-def next_iteration() -> Generator[None, None, None]:
-    """Do what `asyncio.sleep(0)` does, with fewer calls."""
-    yield
+        return asyncio.Task(coroutine, loop=loop, name=name, context=context)
+    return loop.create_task(coroutine, name=name, context=context)
 
 
 async def _awaited(work: Awaitable[T]) -> T:

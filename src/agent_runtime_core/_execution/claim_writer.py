@@ -227,9 +227,6 @@ class ClaimWriter:
 
     async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
         """Commit without waiting for it, if the engine can."""
-        if self.max_delay:
-            self._buffer.add(ops)
-            return
         commit_nowait = renamed_attribute(target, "commit_nowait", "post")
         if commit_nowait is not None:
             commit_nowait(self.guard, ops)
@@ -245,10 +242,6 @@ class ClaimWriter:
                 if (row := self.effects.get(record[2:4])) is not None:
                     ops += _effect_operations(row, record, self.call)
         return ops
-
-    def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
-        """Return the operations that append these records, and those that publish their events."""
-        return self._appends(records), [] if self._publisher is None else self._publisher.operations(records)
 
     # -- reports to `on_events`
 
@@ -290,8 +283,8 @@ class ClaimWriter:
         """
         results: list[Any] = []
         if not self._single_engine:
-            state, events = self._with_events(records)
-            results = (await self.write(state, events, queue))[2]
+            events = [] if self._publisher is None else self._publisher.operations(records)
+            results = (await self.write(self._appends(records), events, queue))[2]
         else:
             state = self._appends(records)
             results = (await self._commit(self._state, [*state, *queue]))[len(state) :]
@@ -312,35 +305,22 @@ class ClaimWriter:
         await self.append(Record(self.next_seq(), PROBE, claim_id=self.claim_id, t=self.clock.wall()))
         return await self.find_record(record)
 
-    async def buffer(self, *records: Record) -> None:
-        """Write records before all later ones, without waiting for the commit."""
-        if self._single_engine:
-            if self.max_delay:
-                self._buffer.add(self._appends(records))
-            else:
-                await self._commit_later(self._state, self._appends(records))
-            if self.on_events is not None:
-                self._report(records)
-            return
-        state, events = self._with_events(records)
-        await self._commit_later(self._state, state)
-        await self._publish_later(records, events)
+    async def buffer(self, *records: Record, then: Sequence[Op] = ()) -> None:
+        """Write records before all later ones, and these operations, without waiting for the commit."""
+        ops = self._appends(records)
+        ops += then
+        if self.max_delay:  # one engine has everything
+            self._buffer.add(ops)
+        else:
+            await self._commit_later(self._state, ops)
+        if self._publisher is not None and (rows := self._publisher.rows(records)):
+            self._publisher.unconfirmed += rows
+            await self._commit_later(self._bus, [publish_op(self.run_id, rows)])
         self._report(records)
 
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
-        ops = self._appends(records)
-        ops.append(_new(Op, ("state.status", (self.run_id, status, self.clock.wall()))))
-        await self._commit_later(self._state, ops)
-        if self._publisher is not None:
-            await self._publish_later(records, self._publisher.operations(records))
-        if self.on_events is not None:
-            self._report(records)
-
-    async def _publish_later(self, records: Sequence[Record], events: Sequence[Op]) -> None:
-        if events and self._publisher is not None:
-            self._publisher.unconfirmed += self._publisher.rows(records)
-            await self._commit_later(self._bus, events)
+        await self.buffer(*records, then=[_new(Op, ("state.status", (self.run_id, status, self.clock.wall())))])
 
     async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any) -> str | None:
         """Run `fn` inside the commit of its own record.
@@ -445,20 +425,13 @@ class ClaimWriter:
             self._buffer.drop_status()
         state = self._appends(records)
         state.append(_new(Op, ("state.status", (self.run_id, how.status, how.now))))
-        settle = [_new(Op, ("queue.settle", (self.run_id, how))), *ops]
-        if self._single_engine:
-            before = len(state) + len(events)
-            settled = (await self._commit(self._state, [*state, *events, *settle]))[before:]
-            if self.on_events is not None:
-                self._report(records)
-            return settled
         published = [*([] if self._publisher is None else self._publisher.operations(records)), *events]
         if how.status not in LIVE:
             if self._state is not self._queue:
                 state.append(end_fence(self.run_id, self.claim_id))
             if self._bus not in (self._queue, self._state):
                 published.append(end_fence(self.run_id, self.claim_id))
-        results = await self.write(state, published, settle)
+        results = await self.write(state, published, [_new(Op, ("queue.settle", (self.run_id, how))), *ops])
         self._report(records)
         return results[2]
 

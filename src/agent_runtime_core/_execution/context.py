@@ -161,19 +161,16 @@ class Context:
         self._waits: Waits | None = None
         self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
-        if services.tracer is not None:
-            _make_steps_current(journal, services.tracer)
-        input_: Any = decode(row.input)
+        _make_steps_current(journal, services.tracer)
+        input_, metadata = cast("tuple[dict[str, Any], dict[str, Any]]", (decode(row.input), decode(row.metadata)))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
         self.tenant: str | None = row.tenant or None
         self._tenant_stores: PersistenceManager | None = None
-        self.input: dict[str, Any] = input_
+        self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
-        named = input_.get("conversation_id")
-        self.conversation_id: UUID | None = None if named is None else conversation_id(named)
-        metadata: Any = decode(row.metadata)
+        self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = metadata
         self.attempt: int = row.attempt
         self.failures: int = row.failures  # of earlier attempts; the other attempts crashed
@@ -654,9 +651,9 @@ class Context:
 RunContextImpl = Context
 
 
-def _make_steps_current(journal: RunJournal, tracer: Tracer) -> None:
+def _make_steps_current(journal: RunJournal, tracer: Tracer | None) -> None:
     """Let the trace sinks make the span of each step current while its function runs."""
-    if tracer.activates and journal.trace is not None:
+    if tracer is not None and tracer.activates and journal.trace is not None:
         journal.around_step = partial(_around, tracer, journal.trace)
 
 

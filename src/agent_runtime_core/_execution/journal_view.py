@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, cast
@@ -278,6 +277,7 @@ class JournalView:
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
         resets: How often the lists of a scope were restarted.
+        states: The last states of the step lists.
         end_record: The last end of the run, if it has ended.
         reopened_at: Wall seconds at which this generation began, if it is not the first.
         origin: The first run of the lineage of forks. `effects.join_lineage` corrects it for a child of a fork.
@@ -305,13 +305,13 @@ class JournalView:
     """
 
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
-        self._run_id = run_id
         self.completed: dict[Identity, Record] = {}
         self.started: dict[Identity, int] = {}
         self.wait_deadlines: dict[Identity, tuple[float | None, float]] = {}
         self.reservations: dict[Identity, dict[str, Any]] = {}
         self.lost_reservations: dict[Identity, dict[str, Any]] = {}
         self.resets: dict[str, int] = {}
+        self.states: ListStates = ListStates(run_id)
         self.end_record: Record | None = None
         self.reopened_at: float | None = None
         self.origin: str = run_id
@@ -350,11 +350,6 @@ class JournalView:
             self._read(records)
         if self.end_record is not None and self.reopened_at is None:
             self.reopened_at = wall()
-
-    @cached_property
-    def states(self) -> ListStates:
-        """The last states of the step lists."""
-        return ListStates(self._run_id)
 
     def _read(self, records: Sequence[Record]) -> None:
         completed, started, ordered = self.completed, self.started, dict[Identity, Record]()

@@ -160,7 +160,7 @@ def _no_context() -> None:
 
 
 class Stop(Enum):
-    """Why somebody other than the code of an attempt ends the attempt. `OutcomePolicy.of_stop` decides what follows.
+    """Why somebody other than the code of an attempt ends the attempt. `outcomes.of_stop` decides what follows.
 
     From the stop on, every call of the context that starts or writes something raises the stop. What the code raises or
     returns after it does not count; only a cancelled run keeps a result that its code returns immediately.
@@ -368,12 +368,8 @@ class RunControl:
     async def notified(self) -> None:
         """Wait for the next `notify`; return at once if there was one since the last wait. Only the runner waits."""
         if not self._notified:
-            assert self._waiter is None
             self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._waiter
         self._notified = False
 
 

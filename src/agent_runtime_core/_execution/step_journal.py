@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final, Generic, Protocol, TypeGuard, TypeVar, cast
 
@@ -170,6 +169,7 @@ class StepJournal(Generic[W_co]):
         records: Builds the records.
         keys: Gives steps their keys.
         view: The records, as read at the start and added since.
+        unconfirmed: Commits with an unknown outcome.
         control: What the journal shares with the context and the runner.
         token: Identifies this journal in a `StepScope`.
         boundary: How many steps this claim has completed or replayed, outside of other steps.
@@ -198,6 +198,7 @@ class StepJournal(Generic[W_co]):
         self.records: RecordFactory = RecordFactory(writer)
         self.keys: StepKeys = StepKeys(writer.run_id) if keys is None else keys
         self.view: journal_view.JournalView = journal_view.JournalView(writer.run_id, records, self.records.wall)
+        self.unconfirmed: UnconfirmedWrites = UnconfirmedWrites(writer, self.records, self.keys, self.view)
         # Called for each step.
         self.token: JournalToken = self.keys.token
         self.lookup: Callable[[str, str], Record | None] = self.view.lookup
@@ -216,6 +217,7 @@ class StepJournal(Generic[W_co]):
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
         self.lineage_keys: LineageKeys | None = None
         self.mismatch: tuple[str, str] | None = None
+        self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
         self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step has called
@@ -223,20 +225,6 @@ class StepJournal(Generic[W_co]):
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
         self._replayed_seq = -1  # the number of the last record that this claim has replayed
         self._replayed_in_main_task = -1  # the same for the main task of the run
-
-    @cached_property
-    def unconfirmed(self) -> UnconfirmedWrites:
-        """Commits with an unknown outcome."""
-        return UnconfirmedWrites(self.writer, self.records, self.keys, self.view)
-
-    @cached_property
-    def lineage_lock(self) -> asyncio.Lock:
-        """Held while the lineage of a child run is read."""
-        return asyncio.Lock()
-
-    @cached_property
-    def _recorded_usage(self) -> RecordedUsage:
-        return RecordedUsage(self.view.completed)
 
     # -- running steps
 

@@ -24,21 +24,17 @@ class FencedWrites:
         ended: Whether the attempt has ended. Code that it left running can then write no more.
     """
 
-    def __init__(
-        self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = bool) -> None:
         self._guard, self._queue_engine, self._ended = guard, queue_engine, ended
 
     def guard(self) -> Guard:
         """Return the present claim."""
         return self._guard()
 
-    def ended(self) -> bool:
-        """Whether the attempt has ended."""
-        return self._ended()
-
-    async def admit(self) -> None:
-        """Raise if the attempt is stopped, so that its code writes no more."""
+    async def admit(self, guard: Guard) -> None:
+        """Raise unless the code may write under this claim."""
+        if self._ended() or not guard.token:
+            raise LeaseLost(*guard)
 
     async def commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
         """Commit `ops` if the claim is still valid.
@@ -47,9 +43,7 @@ class FencedWrites:
             LeaseLost: The claim was superseded or released, or the attempt has ended.
         """
         guard = self.guard()
-        if self.ended() or not guard.token:
-            raise LeaseLost(*guard)
-        await self.admit()
+        await self.admit(guard)
         if target is self._queue_engine:
             return await target.commit(guard, ops)
         return (await target.commit(None, [Op(INSTALL, tuple(guard)), *ops]))[1:]

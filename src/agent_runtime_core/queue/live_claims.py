@@ -89,11 +89,7 @@ class LiveClaims:
 
     def unextended(self, queue: object) -> list[tuple[str, str]]:
         """Return run id and claim id of all live claims of a queue object whose lease may have run out."""
-        found = []
-        for each in self._holders:
-            if (holder := each()) is not None and holder.queue is queue:
-                found += holder.unextended()
-        return found
+        return [claim for holder in self._all() if holder.queue is queue for claim in holder.unextended()]
 
     def abandoned(self, run_id: str | None = None) -> list[tuple[str, RunUpdate]]:
         """Remove and return the claims that no code executes any more.
@@ -102,11 +98,7 @@ class LiveClaims:
             run_id: A run that its caller is about to take: its claim counts as abandoned too if the task that opened
                 it has ended.
         """
-        found = []
-        for each in self._holders:
-            if (holder := each()) is not None:
-                found += holder.abandoned(run_id)
-        return found
+        return [claim for each in self._holders if (holder := each()) is not None for claim in holder.abandoned(run_id)]
 
 
 MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone

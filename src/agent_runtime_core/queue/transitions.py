@@ -309,9 +309,7 @@ class RunTransitions(ABC):
                 )  # fmt: skip
                 _ = self.add(candidate) if stored is None else self.save(candidate)
             return ("behind", active)
-        if candidate.origin != row.origin:
-            candidate = candidate.with_values(origin=row.origin)
-        return ("claimed", self._claim(candidate, want.tickets[0], want))
+        return ("claimed", self._claim(candidate.with_values(origin=row.origin), want.tickets[0], want))
 
     def _has_ended(self, row: RunRow, want: ClaimRequest) -> bool:
         """Return whether the lease of a row is expired or its process dead."""

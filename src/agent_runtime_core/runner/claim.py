@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
@@ -19,7 +18,7 @@ from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
 from .._execution.run_control import RunControl, Stop
 from .._journal.record import ENDED, Record, with_outcome
-from ..errors import AgentRuntimeError, StorageBusy
+from ..errors import AgentRuntimeError, LeaseLost, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..queue.records import LIVE, ClaimRequest, RowChanged, RunRow, RunUpdate
@@ -27,7 +26,7 @@ from ..status import RunStatus
 from ..tracing.tracer import Tracer
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, LeasedRun
 from .settings import RunnerConfig
 
 #: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
@@ -51,16 +50,15 @@ class _AttemptWrites(FencedWrites):
     def guard(self) -> Guard:
         return self._writer.guard
 
-    def ended(self) -> bool:
-        return self._control.closed
-
-    async def admit(self) -> None:
+    async def admit(self, guard: Guard) -> None:
+        if self._control.closed or not guard.token:
+            raise LeaseLost(*guard)
         if self._of_code:
             await self._control.ensure_open()
 
 
-class HeldClaim:
-    """A claim on a run, in the process that owns it: what the `Heartbeat` has as a `LeasedRun`.
+class HeldClaim(LeasedRun):
+    """A claim on a run, in the process that owns it.
 
     Args:
         row: The run as it was claimed.
@@ -77,12 +75,6 @@ class HeldClaim:
         tracer: Tracer | None, *, waits_in_memory: bool,
     ) -> None:  # fmt: skip
         self.row: RunRow = row
-        self.loop: asyncio.AbstractEventLoop
-        self.owner: asyncio.Task[Any] | None
-        self.reported_at: float
-        self.answered_at: float
-        self.extended_at: float
-        self.seen: int
         self.backends: Backends = backends
         self.config: RunnerConfig = config
         self.clock: Clock = backends.queue.clock
@@ -93,10 +85,9 @@ class HeldClaim:
         #: How a worker claims its next run in the commit that ends this one, and how it starts what it claimed.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start_claimed: Callable[[list[RunRow]], None] | None = None
-        self._waits_in_memory = waits_in_memory
+        self._longest = float("inf") if waits_in_memory else config.run_timeout_seconds + config.grace_seconds
         self._heartbeat = heartbeat
         self._queue_commits = backends.queue.commits
-        self.ends: float = float("inf")
         self._tracer = tracer
         self._hook = agent if isinstance(agent, CompletionHook) else None
         self.writer: ClaimWriter = self._new_writer()
@@ -124,11 +115,9 @@ class HeldClaim:
 
     def register(self) -> None:
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
-        config = self.config
         self.reported_at = self.answered_at = now = self.clock.monotonic()
         self.extended_at = self.clock.boot()
-        if not self._waits_in_memory:
-            self.ends = now + config.run_timeout_seconds + config.grace_seconds
+        self.ends = now + self._longest
         self.seen = self.row.mail_seq
         self.loop, self.owner = asyncio.get_running_loop(), asyncio.current_task()
         self._heartbeat.hold(self)
@@ -291,7 +280,7 @@ class HeldClaim:
             RowChanged: There are later messages; nothing was written.
         """
         row, writer, name = self.row, self.writer, status._value_
-        result = _copied(result)  # the agent may return the same object from all of its runs
+        result = copy(result)  # the agent may return the same object from all of its runs
         result.status, result.run_id, result.run_key = status, known_uuid(row.run_id), row.run_key
         text = encode_result(result, omitted)
         info = with_outcome(encode(event) if event else None, _outcome(result, event))
@@ -327,8 +316,7 @@ class HeldClaim:
         row = self.row
         run = row.run_key or row.run_id
         if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
-            if log.isEnabledFor(logging.INFO):
-                log.info("run %s of agent %r finished: %s", run, row.agent, status)
+            log.info("run %s of agent %r finished: %s", run, row.agent, status)
             return
         error = error_name(error)
         words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
@@ -377,15 +365,6 @@ class HeldClaim:
         return ops
 
 
-def _copied(result: RunResult) -> RunResult:
-    """Return what `copy.copy` returns, with fewer calls."""
-    if type(result) is not RunResult:
-        return copy(result)
-    copied = object.__new__(RunResult)
-    copied.__dict__.update(result.__dict__)
-    return copied
-
-
 def _outcome(result: RunResult, event: dict[str, Any] | None) -> str:
     """Return the error and the usage of a result, for the `info` of its record: lists of runs do not read the result.
 
@@ -425,14 +404,9 @@ def crashes_without_progress(row: RunRow, recorded: int) -> int:
     return int(not row.parked)  # the claim of a parked run that was resumed is no crash
 
 
-class _Claim(Protocol):
-    @property
-    def row(self) -> RunRow: ...
-
-
 class _Execution(Protocol):
     @property
-    def claim(self) -> _Claim: ...
+    def claim(self) -> HeldClaim: ...
 
 
 class CrashSuspects:

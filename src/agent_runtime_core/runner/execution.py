@@ -17,14 +17,13 @@ from types import CoroutineType
 from typing import Any, cast
 
 from .._core.codec.json import decode, decode_known
-from .._core.context_vars import ACTIVE_RUN, RUN, next_iteration, restore, start_soon
+from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
 from .._core.ids import RunTrace, known_uuid, parsed
 from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import contained, is_abandoned, wait_cancelled
 from .._core.validation import must
 from .._engines.payloads import UNREADABLE
-from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services, Stop
@@ -48,6 +47,7 @@ from ..persistence.fencing import CURRENT_CLAIM
 from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from ..tracing.tracer import Tracer
+from . import outcomes
 from .backends import Backends
 from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
@@ -62,7 +62,6 @@ from .outcomes import (
     End,
     NothingToDo,
     NotSaved,
-    OutcomePolicy,
     Released,
     Retry,
     RetryHere,
@@ -98,12 +97,12 @@ def _finished_error(run: str) -> StorageClosed:
 class RunExecution:
     """The attempts that are made under one claim.
 
-    It executes the agent, asks the `OutcomePolicy` what the outcome means, and carries the decision out.
+    It executes the agent, asks `outcomes` what the outcome means, and carries the decision out.
     """
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
-        services: Services, policy: OutcomePolicy, *, inline: bool = False,
+        services: Services, *, inline: bool = False,
     ) -> None:  # fmt: skip
         self.agent: AgentRuntime = agent
         self.config: RunnerConfig = config
@@ -116,7 +115,6 @@ class RunExecution:
         )
         self.control: RunControl = self.claim.control
         self.calls: GuardedCalls = GuardedCalls(row, self.claim.clock, self.control, config.grace_seconds)
-        self.policy: OutcomePolicy = policy
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
         self._conversation: RunConversation | None = None
@@ -134,16 +132,6 @@ class RunExecution:
         self._deferred_seconds = 0.0  # of the attempt's time limit, used by earlier deferrals
         self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
         self._completed_at_start = 0
-
-    @property
-    def row(self) -> RunRow:
-        """The row of the run, as this claim last knew it."""
-        return self.claim.row
-
-    @property
-    def writer(self) -> ClaimWriter:
-        """The claim's writer."""
-        return self.claim.writer
 
     async def run(self) -> RunResult | None:
         """Execute the run.
@@ -280,7 +268,7 @@ class RunExecution:
             if crashes < self.config.max_crashes or self.inline:
                 await self.claim.update(crashes_in_row=crashes, min_step_count=journal.view.ends)
         facts = self._facts(self.control.stopped, journal.view.usage, row)  # as it was claimed
-        end = self.policy.before_start(facts, crashes, journal.view.length)
+        end = outcomes.before_start(facts, crashes, journal.view.length)
         if isinstance(end, Cancelled):
             return await self._end_cancelled_before_start(journal)
         return None if end is None else await self.end(end)
@@ -354,7 +342,7 @@ class RunExecution:
             if self.inline:
                 raise
             # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
-            return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts(None)), None)
+            return await self._apply(outcomes.failed(RunResult(), describe(unknown), self._facts(None)), None)
         if self._conversation is not None and (refusal := await self._conversation.load(ctx)) is not None:
             return await self._apply_error(refusal, ctx)
         control.stopped_before_end, control.tracked = None, True
@@ -362,7 +350,7 @@ class RunExecution:
         if control.stopped is not None:
             control.cancel_task()
         try:
-            await next_iteration()
+            await asyncio.sleep(0)
             on_time = task.done() or await self._finishes_in_time(task)  # if the agent waited for nothing: no timer
         except asyncio.CancelledError:
             # The caller of execute() was cancelled: the run is released, unless the run itself was cancelled.
@@ -390,10 +378,10 @@ class RunExecution:
         if stop is None and task.cancelled():
             stop = self.control.stopped
         if stop is not None:
-            return self.policy.of_stop(stop, facts, self._returned_in_time(task))
+            return outcomes.of_stop(stop, facts, self._returned_in_time(task))
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            return self.policy.of_result(task.result(), facts)
+            return outcomes.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
@@ -401,7 +389,7 @@ class RunExecution:
             raise cause
         if isinstance(cause, asyncio.CancelledError):
             error = asyncio.CancelledError("the agent's own code cancelled it")
-        return self.policy.of_error(error, facts)
+        return outcomes.of_error(error, facts)
 
     def _returned_in_time(self, task: asyncio.Task[Any]) -> RunResult | None:
         """Return the result of code that noticed the cancellation of its run and returned before it was interrupted."""
@@ -414,7 +402,7 @@ class RunExecution:
     ) -> AttemptFacts:
         claim, control = self.claim, self.control
         return AttemptFacts(
-            row or claim.row, claim.clock.wall(),
+            row or claim.row, claim.clock.wall(), self.config,
             time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
@@ -447,7 +435,7 @@ class RunExecution:
 
     async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
         stop = self.control.stopped if isinstance(error, TimeLimitReached) else None
-        return await self._apply(self.policy.of_error(error, self._facts(stop, lambda: ctx.usage)), ctx)
+        return await self._apply(outcomes.of_error(error, self._facts(stop, lambda: ctx.usage)), ctx)
 
     async def _ask_agent(self, error: BaseException, ctx: Context) -> Decision:
         """Have the agent's `on_error` describe the error, and decide."""
@@ -455,14 +443,14 @@ class RunExecution:
             info = await self.calls.hook(self.agent, "on_error", (ctx, error), self._context(of_code=True))
         except TimeLimitReached:
             if (stop := self.control.stopped) is not None:
-                return self.policy.of_stop(stop, self._facts(stop, lambda: ctx.usage))
+                return outcomes.of_stop(stop, self._facts(stop, lambda: ctx.usage))
             info = None
         if info is not None and not isinstance(info, ErrorInfo):
             got = type(info).__name__
             log.error("on_error() of agent %r must return an ErrorInfo or None, got %s", self.claim.row.agent, got)
             info = None
         info = describe(error) if info is None else info
-        return self.policy.of_failure(error, info, self._facts(None, lambda: ctx.usage))
+        return outcomes.of_failure(error, info, self._facts(None, lambda: ctx.usage))
 
     async def _call_cancel_hook(self, ctx: Context) -> bool:
         """Call the agent's `cancel` hook, in which the context works.
@@ -531,24 +519,17 @@ class RunExecution:
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
-        claim, unread = self.claim, None
-        if (redaction := claim.writer.redaction) is not None:
-            end = redacted_end(redaction, end, claim.row.run_id)
-        if claim.row.mail_seq or not claim.writer.ends_at_once or (ctx is not None and ctx.messages_read):
-            unread = UnreadMessages(claim, ctx, self._completed.values())
+        claim = self.claim
+        end = redacted_end(claim.writer.redaction, end, claim.row.run_id)
+        unread = UnreadMessages(claim, ctx, self._completed.values())
         while True:
-            result, cursor, sent = end.result, 0, list[dict[str, Any]]()  # of the usual run, which got no message
-            if unread is not None:
-                result = await unread.added_to(result)
-                cursor, sent = unread.cursor, unread.sent
+            result = await unread.added_to(end.result)
             try:
-                if self._conversation is not None or end.status == RunStatus.SUCCEEDED:
-                    await self._save_conversation(end.status, result, sent, ctx)
+                await self._save_conversation(end.status, result, unread.sent, ctx)
                 omitted = None if self.recorder is None else self.recorder.omitted_history(result)
-                self.result = await claim.end(end.status, result, end.event, omitted, cursor)
+                self.result = await claim.end(end.status, result, end.event, omitted, unread.cursor)
                 return self.result
             except RowChanged:
-                unread = unread or UnreadMessages(claim, ctx, self._completed.values())
                 if not await unread.arrived():
                     raise
 
@@ -637,7 +618,7 @@ class RunExecution:
             except Exception as error:
                 await ctx.journal.unconfirmed.resolve_at_end(error)
                 raise
-            if ctx.journal.writer.unconfirmed:
+            if ctx.journal.unconfirmed.pending:
                 await ctx.journal.unconfirmed.resolve_at_end(None)
             return result
         except BaseException as error:
@@ -690,7 +671,7 @@ class RunExecution:
             if (left := calls.time_left()) > 0:
                 await calls.wait(None, left)
             elif not self._restart_timer():
-                control.stop(self.policy.passed_limit(self._facts(control.stopped)))
+                control.stop(outcomes.passed_limit(self._facts(control.stopped)))
                 return False
         return True
 

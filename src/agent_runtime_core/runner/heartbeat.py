@@ -112,7 +112,8 @@ class Heartbeat:
                     self._stop_timer, self._stop_listening = self._start_beating(), stop_listening
                     undo.pop_all()
                 self._queue.cancel_listeners.add(self._cancelled)
-        self._watch(held.loop)
+        if (known := self._watchers.get(held.loop)) is None or known[1].done():
+            self._watch(held.loop)
         if not self._has_thread:
             self._beat_in(held.loop)
 
@@ -282,11 +283,9 @@ class Heartbeat:
             known[0].set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        known = self._watchers.get(loop)
-        if known is None or known[1].done():
-            changed = asyncio.Event()
-            task = start_helper(self._follow(loop, changed), "agent-runtime-news")
-            self._watchers[loop] = (changed, task)
+        changed = asyncio.Event()
+        task = start_helper(self._follow(loop, changed), "agent-runtime-news")
+        self._watchers[loop] = (changed, task)
 
     async def _follow(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         notifies = self._stop_listening is not None

@@ -108,13 +108,17 @@ class UnreadMessages:
     """
 
     def __init__(self, claim: HeldClaim, ctx: Context | None, records: Iterable[Record]) -> None:
-        self.cursor: int = 0
+        self.cursor: int = -1
         self.sent: list[dict[str, Any]] = []
         self._claim, self._ctx, self._records = claim, ctx, records
+        self._known = max(claim.row.mail_seq, 0 if ctx is None else ctx.messages_read)
 
     async def added_to(self, result: RunResult) -> RunResult:
         """Return the result with the unread messages, marked as unanswered."""
         claim = self._claim
+        if self._known == 0 and claim.writer.ends_at_once:  # the usual run, without any message
+            self.cursor = 0
+            return result
         mail = await claim.backends.queue.mail(claim.row.run_id)
         # On several engines the end is several commits, and the queue's is the last one: it cannot be refused any more.
         self.cursor = max((each.seq for each in mail), default=0) if claim.writer.ends_at_once else -1
@@ -135,6 +139,7 @@ class UnreadMessages:
         if row is None or row.status != "running" or row.claim_id != claim.row.claim_id:
             return False
         claim.writer.unmerge()
+        self._known = row.mail_seq
         return row.mail_seq != self.cursor
 
     def _history(self, result: RunResult, received: Iterable[MailboxMessage]) -> list[Any]:

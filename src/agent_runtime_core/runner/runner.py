@@ -40,7 +40,6 @@ from ..tracing.tracer import Tracer
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
-from .outcomes import OutcomePolicy
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
@@ -61,7 +60,6 @@ class _InlineRun(NamedTuple):
     """A run that is executed in its caller's task."""
 
     execution: RunExecution
-    run_id: str
     within: tuple[str, ...]  # the runs that its caller is part of
     loop: asyncio.AbstractEventLoop
 
@@ -81,8 +79,7 @@ class InlineRuns:
 
     def begin(self, execution: RunExecution) -> _InlineRun:
         """Track a run until `end`."""
-        row = execution.claim.row
-        held = _InlineRun(execution, row.run_id, ENCLOSING_RUNS.get(()), asyncio.get_running_loop())
+        held = _InlineRun(execution, ENCLOSING_RUNS.get(()), asyncio.get_running_loop())
         with self._lock:
             self._runs.add(held)
         return held
@@ -115,7 +112,8 @@ class InlineRuns:
                 held.release()
             if not await self._wait_for_one(others, max(until - now(), 0)):
                 break
-        for held in self._of_this_loop():
+        here = asyncio.get_running_loop()
+        for held in [each for each in self._all() if each.loop is here]:
             held.execution.control.release_requested = True
             held.execution.control.stop(Stop.RELEASE)
             await held.execution.claim.try_release()
@@ -145,16 +143,12 @@ class InlineRuns:
             return [held for held in self._runs if not held.loop.is_closed()]
 
     def _others(self, enclosing: tuple[str, ...]) -> list[_InlineRun]:
-        return [held for held in self._all() if held.run_id not in enclosing]
-
-    def _of_this_loop(self) -> list[_InlineRun]:
-        here = asyncio.get_running_loop()
-        return [held for held in self._all() if held.loop is here]
+        return [held for held in self._all() if held.execution.claim.row.run_id not in enclosing]
 
 
 def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
-    run_ids = {each.run_id for each in held}
+    run_ids = {each.execution.claim.row.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
 
 
@@ -310,7 +304,6 @@ class AgentRunner(RunClient):
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
-        self._policy: OutcomePolicy = OutcomePolicy(self.config)
         self._worker: Worker = Worker(
             self.queue,
             self.config,
@@ -431,7 +424,7 @@ class AgentRunner(RunClient):
 
     async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
         """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
-        owner = checked_tenant(tenant)
+        owner = "" if tenant is None else checked_tenant(tenant)
         if parent is None or owner:
             return owner
         found = await self.queue.row(parent)
@@ -453,7 +446,7 @@ class AgentRunner(RunClient):
         key = concurrency_key_of(concurrency_key, input_, parent)
         if key and isinstance(key, str):
             key = await self._free_key(key, tenant, chosen=bool(concurrency_key))
-        row = self.queue.new_row(
+        row = self.backends.queue.new_row(
             run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
             concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
         )  # fmt: skip
@@ -476,7 +469,7 @@ class AgentRunner(RunClient):
                     return result
                 if execution.control.release_requested:
                     raise closed()
-                refused = "" if execution.control.lost else execution.row.claim_id
+                refused = "" if execution.control.lost else execution.claim.row.claim_id
             elif outcome == "ended":
                 return await self._result(there)
             elif outcome == "held" and there.claim_id == refused:
@@ -534,7 +527,7 @@ class AgentRunner(RunClient):
             IdempotencyConflict: The id belongs to another run.
         """
         config = self.config
-        outcome, there = await self.queue.take(
+        outcome, there = await self.backends.queue.take(
             row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen, wait=wait
         )
         if outcome == "conflict":
@@ -545,10 +538,7 @@ class AgentRunner(RunClient):
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         """Create the execution of a claimed run."""
         services = self.services(inline=inline, agent=runtime)
-        policy = self._policy
-        if policy.config is not self.config:
-            policy = self._policy = OutcomePolicy(self.config)
-        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, policy, inline=inline)
+        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         """Return what contexts of such runs use of this runner."""
