@@ -1339,6 +1339,36 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
     heart.stop()
 
 
+async def test_an_answer_about_an_earlier_attempt_loses_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim gets a new id while the store is asked about the old one."""
+    queue, lost = InMemoryQueue(), list[str]()
+
+    class Renewed(Lease):
+        def lose(self, claim_id: str) -> None:
+            lost.append(claim_id)
+
+        def renew(self) -> None:
+            self.row = self.row.with_values(claim_id="new")
+
+    async def snapshots(run_ids: Any) -> dict[str, Any]:
+        looked.renew()
+        return {}
+
+    def commit(guard: Any, ops: Any) -> list[Any]:
+        beaten.renew()
+        return [[(False, False)], *ops[1:]]
+
+    row = queue.new_row(None, "a", {}, None).with_values(claim_id="old")
+    heart, looked, beaten = Heartbeat(queue, RunnerConfig()), Renewed(row), Renewed(row)
+    monkeypatch.setattr(queue, "snapshots", snapshots)
+    monkeypatch.setattr(queue.engine, "commit_from_thread", commit)
+    await heart._look([looked])
+    heart._leased[row.run_id] = beaten
+    heart.beat()
+    await soon(lambda: len(lost) == 2)
+    assert (lost, beaten.row.claim_id) == (["old", "old"], "new")
+
+
 class Interrupted(LeasedRun):
     """A claim beside which another loop drops one, from its thread, whenever somebody asks whose it is."""
 
