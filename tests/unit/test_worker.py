@@ -35,7 +35,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.queue.records import RunRow, RunUpdate
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
 from agent_runtime_core.runner.claim import ISOLATION_TIMEOUT, OUTAGE_DELAY
@@ -1323,6 +1323,18 @@ class Lease(LeasedRun):
         self.loop = asyncio.get_running_loop()
         self.ends, self.reported_at, self.extended_at, self.answered_at = float("inf"), 0.0, 0.0, 0.0
 
+    def cancel(self) -> None:
+        return
+
+    def lose(self, claim_id: str) -> None:
+        return
+
+    def publish_heartbeat(self) -> None:
+        return
+
+    def unchanged_release(self) -> RunUpdate:
+        return InMemoryQueue().unchanged_update(self.row, self.row.claim_id)
+
 
 async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() -> None:
     """A run that is parked and claimed anew here at once: its old drive ends after the new one has begun."""
@@ -1369,7 +1381,7 @@ async def test_an_answer_about_an_earlier_attempt_loses_no_later_one(monkeypatch
     assert (lost, beaten.row.claim_id) == (["old", "old"], "new")
 
 
-class Interrupted(LeasedRun):
+class Interrupted(Lease):
     """A claim beside which another loop drops one, from its thread, whenever somebody asks whose it is."""
 
     held: dict[str, LeasedRun]
