@@ -40,6 +40,7 @@ from .queue import NoOp
 
 RUNS, CONCURRENCY = 160, 16
 STEPS, TURNS = 300, 60
+PACKAGE = "agent_runtime_core"
 WARM = 20  # calls before each count: what is made once is not of each run
 
 
@@ -51,6 +52,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.calls = self.changes = 0
+        self.modules: set[str] = set()  # that run
         self._counts, self._thread = False, 0
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
@@ -58,6 +60,7 @@ class Calls:
     def _profile(self, frame: FrameType, event: str, arg: object) -> None:
         if self._counts and event == "call":
             self.calls += 1
+            self.modules.add(frame.f_globals.get("__name__", ""))
             if (thread := get_ident()) != self._thread:
                 self.changes += 1
                 self._thread = thread
@@ -65,6 +68,7 @@ class Calls:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         self.calls = self.changes = 0
+        self.modules.clear()
         self._counts, self._thread = True, get_ident()
         try:
             yield
@@ -110,6 +114,34 @@ async def _drained(url: str, calls: Calls) -> Iterator[tuple[str, float]]:
         with calls.counted():
             await runner.run_loop(concurrency=CONCURRENCY, handle_signals=False)
     return iter([("submit", submitted), (f"drained run at {CONCURRENCY}", calls.calls / (WARM + RUNS))])
+
+
+async def _modules(url: str, calls: Calls) -> Iterator[tuple[str, float]]:
+    """Modules of the library that run from the call of `submit` to the code of the agent, in a worker that waits."""
+
+    class Begins(AgentRuntime):
+        key = "begins"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            counted.close()
+            begun.set()
+            return RunResult()
+
+    agent, registry, begun = Begins(), Registry(), asyncio.Event()
+    registry.register(agent)
+    async with AgentRunner.open(url, registry=registry) as runner:
+        working = asyncio.ensure_future(runner.run_loop(handle_signals=False))
+        for _ in range(WARM):
+            with contextlib.ExitStack() as counted:
+                await runner.wait(await runner.submit(agent.key))
+        begun.clear()
+        with contextlib.ExitStack() as counted:
+            counted.enter_context(calls.counted())
+            await runner.submit(agent.key)
+            await begun.wait()
+        runner.stop()
+        await working
+    return iter([("modules from submit to user code", sum(each.split(".")[0] == PACKAGE for each in calls.modules))])
 
 
 async def _value() -> int:
@@ -314,7 +346,7 @@ async def _turns(url: str, count: int) -> None:
         await run_turn_loop(ctx, Instant("_add", count), _tools())
 
 
-MEASURES = (_noop, _drained, _inside, _turn, _traced)
+MEASURES = (_noop, _drained, _modules, _inside, _turn, _traced)
 
 
 def counts(folder: Path) -> dict[str, float]:

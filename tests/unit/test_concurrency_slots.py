@@ -169,7 +169,7 @@ async def test_a_run_that_waits_for_a_slot_hears_that_it_is_cancelled_or_lost(pl
             drive = next(
                 drive for drive in here.runner._worker._executions.values() if drive.control in here.slots.waiting
             )
-            drive.claim.lose(drive.row.claim_id)
+            drive.claim.lose(drive.claim.row.claim_id)
         else:
             await here.runner.cancel("a", wait=True)
         await soon(lambda: len(here.slots.waiting) == 1)

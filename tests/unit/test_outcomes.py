@@ -30,7 +30,6 @@ from agent_runtime_core.runner.outcomes import (
     Cancelled,
     Decision,
     End,
-    OutcomePolicy,
     Released,
     RetryHere,
     RetryLater,
@@ -42,11 +41,11 @@ from tests.support.cases import for_each
 
 NOW = 1_000.0
 ROW = RunRow("run", "agent", created_at=NOW - 10)
-POLICY = OutcomePolicy(RunnerConfig(max_retries=3, run_timeout_seconds=100, retry_backoff_base=2, retry_backoff_max=60))
+CONFIG = RunnerConfig(max_retries=3, run_timeout_seconds=100, retry_backoff_base=2, retry_backoff_max=60)
 
 
 def facts(row: RunRow = ROW, *, time_left: float = 100.0, **more: Any) -> AttemptFacts:
-    return AttemptFacts(row, NOW, time_left, **more)
+    return AttemptFacts(row, NOW, CONFIG, time_left, **more)
 
 
 def short(decision: Decision | None) -> Any:
@@ -80,7 +79,7 @@ RETURNED: list[tuple[Any, dict[str, Any], Any]] = [
 
 @pytest.mark.parametrize(("result", "about", "expected"), RETURNED)
 def test_of_result(result: Any, about: dict[str, Any], expected: Any) -> None:
-    assert short(POLICY.of_result(result, facts(**about))) == expected
+    assert short(outcomes.of_result(result, facts(**about))) == expected
 
 
 def postponed(seconds: float) -> Postponed:
@@ -112,7 +111,7 @@ RAISED: list[tuple[BaseException, dict[str, Any], Any]] = [
 
 @for_each(("error", "about", "expected"), RAISED)
 def test_of_error(error: BaseException, about: dict[str, Any], expected: Any) -> None:
-    assert short(POLICY.of_error(error, facts(**about))) == expected
+    assert short(outcomes.of_error(error, facts(**about))) == expected
 
 
 FAILURES: list[tuple[Exception, Any]] = [
@@ -126,17 +125,17 @@ FAILURES: list[tuple[Exception, Any]] = [
 
 @pytest.mark.parametrize(("error", "expected"), FAILURES)
 def test_of_failure(error: Exception, expected: Any) -> None:
-    assert short(POLICY.of_failure(error, describe(error), facts())) == expected
+    assert short(outcomes.of_failure(error, describe(error), facts())) == expected
 
 
 def test_a_failure_keeps_the_partial_result_of_a_limit_and_else_what_was_used() -> None:
     limited = LimitExceeded("max_turns", 3, 3)
     limited.result = RunResult({"so": "far"})
-    decision = POLICY.of_failure(limited, describe(limited), facts())
+    decision = outcomes.of_failure(limited, describe(limited), facts())
     assert isinstance(decision, End)
     assert decision.result.final_output == {"so": "far"}
     row = ROW._replace(failures=2)
-    decision = POLICY.of_failure(
+    decision = outcomes.of_failure(
         ValueError("x"), describe(ValueError("x")), facts(row, usage=lambda: {"total_tokens": 3})
     )
     assert isinstance(decision, End)
@@ -154,12 +153,12 @@ STOPPED: dict[Stop, Any] = {
 
 @pytest.mark.parametrize("stop", list(Stop))
 def test_the_cause_of_a_stop_decides_alone(stop: Stop) -> None:
-    assert short(POLICY.of_stop(stop, facts(ROW._replace(deadline=NOW)))) == STOPPED[stop]
+    assert short(outcomes.of_stop(stop, facts(ROW._replace(deadline=NOW)))) == STOPPED[stop]
 
 
 def test_only_a_cancelled_run_keeps_what_its_code_returned() -> None:
-    assert POLICY.of_stop(Stop.CANCEL, facts(), FINAL) == Cancelled(FINAL)
-    assert POLICY.of_stop(Stop.RELEASE, facts(), FINAL) == Released()
+    assert outcomes.of_stop(Stop.CANCEL, facts(), FINAL) == Cancelled(FINAL)
+    assert outcomes.of_stop(Stop.RELEASE, facts(), FINAL) == Released()
 
 
 @pytest.mark.parametrize(
@@ -171,12 +170,12 @@ def test_only_a_cancelled_run_keeps_what_its_code_returned() -> None:
     ],
 )
 def test_an_attempt_that_is_late_passed_a_limit_or_was_stopped_before(about: dict[str, Any], expected: Stop) -> None:
-    assert POLICY.passed_limit(facts(**about)) is expected
+    assert outcomes.passed_limit(facts(**about)) is expected
 
 
 def test_a_timeout_names_what_deferred_the_run() -> None:
     error = json.dumps({"type": "RateLimited", "message": "slow down", "details": {"deferred_seconds": 40.0}})
-    decision = POLICY.of_stop(Stop.TIME_LIMIT, facts(ROW._replace(error=error), deferred_seconds=40.0))
+    decision = outcomes.of_stop(Stop.TIME_LIMIT, facts(ROW._replace(error=error), deferred_seconds=40.0))
     assert isinstance(decision, End)
     assert decision.result.error is not None
     assert decision.result.error.message == (
@@ -202,16 +201,16 @@ BEFORE: list[tuple[dict[str, Any], int, int, Any]] = [
 
 @for_each(("changes", "crashes", "recorded", "expected"), BEFORE)
 def test_before_start(changes: dict[str, Any], crashes: int, recorded: int, expected: Any) -> None:
-    assert short(POLICY.before_start(facts(ROW._replace(**changes)), crashes, recorded)) == expected
+    assert short(outcomes.before_start(facts(ROW._replace(**changes)), crashes, recorded)) == expected
 
 
 def test_an_inline_run_is_never_poisoned_and_a_cancelled_one_does_not_start() -> None:
-    assert POLICY.before_start(facts(inline=True), 3, 0) is None
-    assert short(POLICY.before_start(facts(stop=Stop.CANCEL), 0, 0)) == ("cancelled", None)
+    assert outcomes.before_start(facts(inline=True), 3, 0) is None
+    assert short(outcomes.before_start(facts(stop=Stop.CANCEL), 0, 0)) == ("cancelled", None)
 
 
 def test_a_result_that_cannot_be_stored_is_left_out_of_a_failed_run() -> None:
-    end = POLICY.of_result(FINAL, facts())
+    end = outcomes.of_result(FINAL, facts())
     assert isinstance(end, End)
     left = without_result(end, UnserialisableResult("$.at", "a socket"))
     assert left.result.error is not None
@@ -222,7 +221,7 @@ def test_a_result_that_cannot_be_stored_is_left_out_of_a_failed_run() -> None:
 
 def test_an_error_that_cannot_be_stored_is_shortened() -> None:
     result = RunResult(error=ErrorInfo("NoStock", "none", details={"at": object()}))
-    decision = POLICY.of_result(result, facts())
+    decision = outcomes.of_result(result, facts())
     assert isinstance(decision, RetryLater)
     assert "left_out" in decision.error.details
     assert json.loads(decision.error_text)["type"] == "NoStock"
@@ -237,4 +236,4 @@ def test_the_policy_knows_no_event_loop_no_engine_and_no_claim() -> None:
 
 
 def test_a_cancellation_that_no_stop_explains_is_an_error_of_the_code() -> None:
-    assert isinstance(POLICY.of_error(asyncio.CancelledError(), facts()), AskAgent)
+    assert isinstance(outcomes.of_error(asyncio.CancelledError(), facts()), AskAgent)

@@ -146,7 +146,8 @@ async def stop(rig: Rig, clock: VirtualClock, agent: Stopped, cause: str) -> Non
         case "caller left":
             executing.cancel()
         case "lost":
-            next(iter(runner.heartbeat._leased.values())).lose()
+            held = next(iter(runner.heartbeat._leased.values()))
+            held.lose(held.row.claim_id)
         case "cancel":
             assert await runner.cancel("r", wait=True) is RunStatus.CANCELLED
         case _:
@@ -292,7 +293,7 @@ async def test_a_run_that_is_released_between_two_attempts_begins_none(place: Pa
     async with Rig(place, Clock(), grace_seconds=0, retry_backoff_base=1000, max_retries=2) as rig:
         reader = rig.another()
         executing = asyncio.ensure_future(rig.go(fails_once))
-        await soon(lambda: any(each.execution.row.failures for each in rig.runner._inline_runs._runs))
+        await soon(lambda: any(each.execution.claim.row.failures for each in rig.runner._inline_runs._runs))
         await rig.runner.close()
         with pytest.raises(StorageClosed):
             await executing
@@ -381,7 +382,7 @@ async def test_another_worker_calls_a_hook_that_was_cut_off_and_its_steps_are_no
         else:
             await execution.claim.release()
             execution.claim.leaving = False
-            execution.claim.lose(execution.row.claim_id)
+            execution.claim.lose(execution.claim.row.claim_id)
         await asyncio.wait({working})
         assert (await rig.runner.get_run("r")).status is not RunStatus.CANCELLED
         assert await rig.another().run_once()

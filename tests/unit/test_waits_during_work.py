@@ -400,7 +400,7 @@ async def test_a_run_that_goes_no_further_ends_its_other_tasks(place: Path | Non
         elif how == "handed back":
             drive.claim.request_release()
         elif how == "lost":
-            drive.claim.lose(drive.row.claim_id)
+            drive.claim.lose(drive.claim.row.claim_id)
         await soon(lambda: bool(left.seen))
         await soon(lambda: drive not in here.runner._worker._executions.values())
         assert left.seen == ["began", "cleaned up"]

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -36,7 +35,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.queue.records import RunRow, RunUpdate
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
 from agent_runtime_core.runner.claim import ISOLATION_TIMEOUT, OUTAGE_DELAY
@@ -1316,42 +1315,73 @@ async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
         await asyncio.wait({going})
 
 
+class Lease(LeasedRun):
+    """A claim that nothing executes."""
+
+    def __init__(self, row: RunRow) -> None:
+        self.row, self.control, self.owner, self.seen = row, RunControl(), None, row.mail_seq
+        self.loop = asyncio.get_running_loop()
+        self.ends, self.reported_at, self.extended_at, self.answered_at = float("inf"), 0.0, 0.0, 0.0
+
+    def cancel(self) -> None:
+        return
+
+    def lose(self, claim_id: str) -> None:
+        return
+
+    def publish_heartbeat(self) -> None:
+        return
+
+    def unchanged_release(self) -> RunUpdate:
+        return InMemoryQueue().unchanged_update(self.row, self.row.claim_id)
+
+
 async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() -> None:
     """A run that is parked and claimed anew here at once: its old drive ends after the new one has begun."""
     queue = InMemoryQueue()
     heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
 
-    def nothing() -> None:
-        return
-
-    def held(claim: str) -> LeasedRun:
-        loop = asyncio.get_running_loop()
-        return LeasedRun(
-            row.with_values(claim_id=claim),
-            RunControl(),
-            loop,
-            float("inf"),
-            nothing,
-            nothing,
-            nothing,
-            0.0,
-            row.mail_seq,
-            None,
-            partial(queue.unchanged_update, row, claim),
-            0.0,
-            0.0,
-        )
-
-    heart.hold(held("old"))
-    heart.hold(held("new"))
-    heart.drop(row.run_id, "old")
+    old, new = (Lease(row.with_values(claim_id=claim)) for claim in ("old", "new"))
+    heart.hold(old)
+    heart.hold(new)
+    heart.drop(row.run_id, old)
     assert [each.row.claim_id for each in heart._leased.values()] == ["new"]
-    heart.drop(row.run_id, "new")
+    heart.drop(row.run_id, new)
     assert heart._leased == {}
     heart.stop()
 
 
-class Interrupted(LeasedRun):
+async def test_an_answer_about_an_earlier_attempt_loses_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim gets a new id while the store is asked about the old one."""
+    queue, lost = InMemoryQueue(), list[str]()
+
+    class Renewed(Lease):
+        def lose(self, claim_id: str) -> None:
+            lost.append(claim_id)
+
+        def renew(self) -> None:
+            self.row = self.row.with_values(claim_id="new")
+
+    async def snapshots(run_ids: Any) -> dict[str, Any]:
+        looked.renew()
+        return {}
+
+    def commit(guard: Any, ops: Any) -> list[Any]:
+        beaten.renew()
+        return [[(False, False)], *ops[1:]]
+
+    row = queue.new_row(None, "a", {}, None).with_values(claim_id="old")
+    heart, looked, beaten = Heartbeat(queue, RunnerConfig()), Renewed(row), Renewed(row)
+    monkeypatch.setattr(queue, "snapshots", snapshots)
+    monkeypatch.setattr(queue.engine, "commit_from_thread", commit)
+    await heart._look([looked])
+    heart._leased[row.run_id] = beaten
+    heart.beat()
+    await soon(lambda: len(lost) == 2)
+    assert (lost, beaten.row.claim_id) == (["old", "old"], "new")
+
+
+class Interrupted(Lease):
     """A claim beside which another loop drops one, from its thread, whenever somebody asks whose it is."""
 
     held: dict[str, LeasedRun]
@@ -1387,7 +1417,7 @@ async def test_a_heart_looks_at_its_claims_while_other_loops_change_them() -> No
     heart, row = Heartbeat(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
     heart.stop()
     first = object.__new__(Interrupted)
-    first.row, first.control, first.lose = row, RunControl(), lambda: None
+    first.row, first.control = row, RunControl()
     heart._leased = first.held = {"first": first, "other": first, "third": first}
     await heart._follow(asyncio.get_running_loop(), asyncio.Event())
     assert heart._leased == {}
@@ -1446,10 +1476,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
     row = queue.new_row(None, "a", {}, None)
     alone: list[bool] = []
 
-    def nothing() -> None:
-        return
-
-    class Seen(LeasedRun):
+    class Seen(Lease):
         """It tells whether others could be taken in while its watcher looks at it."""
 
         @property
@@ -1460,8 +1487,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         @loop.setter
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    release = partial(queue.unchanged_update, row, row.claim_id)
-    heart.hold(Seen(row, RunControl(), here, float("inf"), nothing, nothing, nothing, 0.0, 0, None, release, 0.0, 0.0))
+    heart.hold(Seen(row))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

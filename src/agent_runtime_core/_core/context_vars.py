@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar, Token
 from typing import Any, Final, Protocol, TypeVar
@@ -20,7 +19,7 @@ class Run(Protocol):
     """What the tasks of a claimed run name in their contexts."""
 
     #: Tasks that wait until other tasks of the run have done something.
-    queued: set[asyncio.Task[Any]]
+    queued: frozenset[asyncio.Task[Any]]
 
     def cut_off(self) -> bool:
         """Return whether an error that code of the run raises now comes after the stop of its attempt."""
@@ -58,11 +57,11 @@ def queued() -> Iterator[None]:
     if run is None or task is None:
         yield
         return
-    run.queued.add(task)
+    run.queued |= {task}
     try:
         yield
     finally:
-        run.queued.discard(task)
+        run.queued -= {task}
 
 
 def outside_run() -> Context:
@@ -98,7 +97,7 @@ def start_soon(work: Awaitable[T], *, name: str | None = None, context: Context 
     An eager task runs before its maker has registered it, and cannot enter a context in which its maker runs.
     """
     loop = asyncio.get_running_loop()
-    coroutine = work if inspect.iscoroutine(work) else _awaited(work)
+    coroutine: Any = work if hasattr(work, "cr_frame") else _awaited(work)
     factory = loop.get_task_factory()
     if factory is not None and _EAGER is not None and getattr(factory, "__code__", None) is _EAGER:
         return asyncio.Task(coroutine, loop=loop, name=name, context=context)

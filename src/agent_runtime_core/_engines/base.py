@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 from .._core.clock import Clock
 from .._core.threads import started
@@ -191,10 +191,10 @@ class Backend(ABC):
     @property
     def commits(self) -> Committer:
         """What writes for this backend: the engine it shares with others, or itself."""
-        engine = cast(Committer, getattr(self, "engine", self))
-        if self.payloads is None:
-            return engine
-        return cast(Committer, self.payloads.committer(engine, self.payload_fields))
+        engine: Committer = getattr(self, "engine", self)
+        payloads = self.payloads
+        committer: Committer = engine if payloads is None else payloads.committer(engine, self.payload_fields)
+        return committer
 
 
 def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:

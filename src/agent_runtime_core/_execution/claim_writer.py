@@ -115,8 +115,6 @@ class ClaimWriter:
         self.next_seq: Callable[[], int] = buffer.next_seq
         self.is_newest: Callable[[Sequence[Record]], bool] = buffer.is_newest
         self.withdraw: Callable[[Record], bool] = buffer.withdraw
-        self.merge_begin_and_end: Callable[[Record], Record] = buffer.merge_begin_and_end
-        self.unmerge: Callable[[], None] = buffer.unmerge
         #: Whether the end of the run is one commit.
         self.ends_at_once: bool = self._state is self._bus is self._queue
         self._mail_count: list[Op] = []  # returns the number of messages in the mailbox of the run
@@ -130,6 +128,8 @@ class ClaimWriter:
         Args:
             fresh: The run never started: there is nothing to read.
         """
+        if fresh and self._single_engine:
+            return []
         others = {id(each.commits): each for each in (self.state, self.bus) if each.commits is not self._queue}
         for backend in others.values():
             await require_separate_fences(self.queue, backend, self.guard)
@@ -155,6 +155,14 @@ class ClaimWriter:
     def flush(self) -> None:
         """Hand the buffered writes to the engine now, without waiting for the commit."""
         self._buffer.flush()
+
+    def merge_begin_and_end(self, end: Record) -> Record:
+        """Return the record of an attempt's end, extended by its beginning if only that is still buffered."""
+        return self._buffer.merge_begin_and_end(end)
+
+    def unmerge(self) -> None:
+        """Buffer the beginning of an attempt again, because the record that contained it was not written."""
+        self._buffer.unmerge()
 
     # -- commits
 
@@ -222,9 +230,6 @@ class ClaimWriter:
 
     async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
         """Commit without waiting for it, if the engine can."""
-        if self.max_delay:
-            self._buffer.add(ops)
-            return
         commit_nowait = renamed_attribute(target, "commit_nowait", "post")
         if commit_nowait is not None:
             commit_nowait(self.guard, ops)
@@ -240,10 +245,6 @@ class ClaimWriter:
                 if (row := self.effects.get(record[2:4])) is not None:
                     ops += _effect_operations(row, record, self.call)
         return ops
-
-    def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
-        """Return the operations that append these records, and those that publish their events."""
-        return self._appends(records), [] if self._publisher is None else self._publisher.operations(records)
 
     # -- reports to `on_events`
 
@@ -293,8 +294,8 @@ class ClaimWriter:
         """
         results: list[Any] = []
         if not self._single_engine:
-            state, events = self._with_events(records)
-            results = (await self.write(state, events, queue))[2]
+            events = [] if self._publisher is None else self._publisher.operations(records)
+            results = (await self.write(self._appends(records), events, queue))[2]
         else:
             state = self._appends(records)
             results = (await self._commit(self._state, [*state, *queue, *self._mail_count]))[len(state) :]
@@ -317,33 +318,22 @@ class ClaimWriter:
         await self.append(Record(self.next_seq(), PROBE, claim_id=self.claim_id, t=self.clock.wall()))
         return await self.find_record(record)
 
-    async def buffer(self, *records: Record) -> None:
-        """Write records before all later ones, without waiting for the commit."""
-        if self._single_engine:
-            if self.max_delay:
-                self._buffer.add(self._appends(records))
-            else:
-                await self._commit_later(self._state, self._appends(records))
-            if self.on_events is not None:
-                self._report(records)
-            return
-        state, events = self._with_events(records)
-        await self._commit_later(self._state, state)
-        await self._publish_later(records, events)
+    async def buffer(self, *records: Record, then: Sequence[Op] = ()) -> None:
+        """Write records before all later ones, and these operations, without waiting for the commit."""
+        ops = self._appends(records)
+        ops += then
+        if ops and self.max_delay:  # one engine has everything
+            self._buffer.add(ops)
+        elif ops:
+            await self._commit_later(self._state, ops)
+        if self._publisher is not None and (rows := self._publisher.rows(records)):
+            self._publisher.unconfirmed += rows
+            await self._commit_later(self._bus, [publish_op(self.run_id, rows)])
         self._report(records)
 
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
-        state, events = self._with_events(records)
-        if state := [*state, *self.state.status_ops(self.queue, self.run_id, status, self.clock.wall())]:
-            await self._commit_later(self._state, state)
-        await self._publish_later(records, events)
-        self._report(records)
-
-    async def _publish_later(self, records: Sequence[Record], events: Sequence[Op]) -> None:
-        if events and self._publisher is not None:
-            self._publisher.unconfirmed += self._publisher.rows(records)
-            await self._commit_later(self._bus, events)
+        await self.buffer(*records, then=self.state.status_ops(self.queue, self.run_id, status, self.clock.wall()))
 
     async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any) -> str | None:
         """Run `fn` inside the commit of its own record.
@@ -444,15 +434,14 @@ class ClaimWriter:
         if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
             await self._publish_missing(self._publisher, await self.state.records(self.run_id))
             self._partially_written = False
-        state, published = self._with_events(records)
-        state += self.state.status_ops(self.queue, self.run_id, how.status, how.now)
-        published += events
+        state = [*self._appends(records), *self.state.status_ops(self.queue, self.run_id, how.status, how.now)]
+        published = [*([] if self._publisher is None else self._publisher.operations(records)), *events]
         if how.status not in LIVE:
             if self._state is not self._queue:
                 state.append(end_fence(self.run_id, self.claim_id))
             if self._bus not in (self._queue, self._state):
                 published.append(end_fence(self.run_id, self.claim_id))
-        results = await self.write(state, published, [Op("queue.settle", (self.run_id, how)), *ops])
+        results = await self.write(state, published, [_new(Op, ("queue.settle", (self.run_id, how))), *ops])
         self._report(records)
         return results[2]
 

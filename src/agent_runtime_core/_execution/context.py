@@ -162,7 +162,7 @@ class Context:
         self._outlet: TextOutlet | None = None  # of the first piece of an answer on
         control.context = ref(self)
         _make_steps_current(journal, services.tracer)
-        input_ = cast("dict[str, Any]", decode(row.input))
+        input_, metadata = cast("tuple[dict[str, Any], dict[str, Any]]", (decode(row.input), decode(row.metadata)))
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
         self.tenant: str | None = row.tenant or None
@@ -171,7 +171,7 @@ class Context:
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
         self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
-        self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
+        self.metadata: dict[str, Any] = metadata
         self.attempt: int = row.attempt
         self.failures: int = row.failures  # of earlier attempts; the other attempts crashed
         #: Whether the agent keeps the conversation of this run itself; see `own_conversation`.

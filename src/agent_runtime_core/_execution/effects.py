@@ -116,7 +116,7 @@ async def join_lineage(journal: RunJournal) -> None:
     """
     if journal.writer.parent_id is None:
         return
-    async with journal.lineage_lock:  # concurrent steps need the lineage too
+    async with journal.keys.exclusive("", "lineage"):  # concurrent steps need the lineage too
         if (parent_id := journal.writer.parent_id) is not None:
             await _join_lineage(journal, parent_id)
             journal.writer.parent_id = None

@@ -303,6 +303,10 @@ def _call_of(identity: Identity) -> tuple[Identity, int]:
     return (identity[0], scope), int(number)
 
 
+#: What only the records of earlier claims fill, for an empty journal.
+_NOTHING: Final[Any] = frozenset()
+
+
 class JournalView:
     """The records of a run, read once, and the ends of steps that the claim has added since.
 
@@ -360,8 +364,8 @@ class JournalView:
         self.swallowed_failures: dict[Identity, Record] = {}
         self.ordered: list[Record] = []
         self.opened: dict[Identity, Record] = {}
-        self.shared_waits: set[str] = set()
-        self.guarded: set[Identity] = set()
+        self.shared_waits: set[str] = set() if records else _NOTHING
+        self.guarded: set[Identity] = set() if records else _NOTHING
         self.guarded_inside: dict[str, set[Identity]] = {}
         self.last_seq: int = -1
         self.charged_by_failures: dict[Identity, dict[str, Any]] = {}
@@ -369,19 +373,22 @@ class JournalView:
         self.errors_before: dict[Identity, list[dict[str, Any]]] = {}
         self._called_again: dict[Identity, int] = {}  # the numbers of the last starts of these steps
         self._start_digests: dict[Identity, str | None] = {}
-        self._held: set[Identity] = set()
+        self._held: set[Identity] = set() if records else _NOTHING
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
-        self._guarded_starts: set[Identity] = set()  # steps without keys that are guarded, or contain a guarded one
-        self._new_starts: list[Identity] = []  # that are not in `_scopes` yet
+        # Steps without keys that are guarded, or contain a guarded one.
+        self._guarded_starts: set[Identity] = set() if records else _NOTHING
+        self._new_starts: list[Identity] = [] if records else _NOTHING  # that are not in `_scopes` yet
         self._scopes: dict[str, Identity] = {}  # started steps, by the ids of their scopes
         self._guarded_failures: dict[Identity, list[Record]] = {}  # of steps without keys, by name and step around them
-        self._failures: list[Record] = []  # no record shows yet whether their callers continued
+        # No record shows yet whether their callers continued.
+        self._failures: list[Record] = [] if records else _NOTHING
         self.ended_tries: set[Identity] = set()
         self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._journal_names: dict[Identity, str] = {}  # the former names that were found
-        self._read(records)
+        if records:
+            self._read(records)
         if self.end_record is not None and self.reopened_at is None:
             self.reopened_at = wall()
 

@@ -68,7 +68,7 @@ def result_payload(result: RunResult, before: OmittedHistory | None = None) -> d
     if before is not None:
         messages = [*messages[: before.at], *messages[before.at + before.messages :]]
     payload = {
-        "status": None if result.status is None else result.status.value,
+        "status": None if result.status is None else result.status._value_,
         "run_id": None if result.run_id is None else str(result.run_id),
         "final_output": result.final_output,
         "final_messages": messages,

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.clock import Clock
@@ -161,7 +160,7 @@ def _no_context() -> None:
 
 
 class Stop(Enum):
-    """Why somebody other than the code of an attempt ends the attempt. `OutcomePolicy.of_stop` decides what follows.
+    """Why somebody other than the code of an attempt ends the attempt. `outcomes.of_stop` decides what follows.
 
     From the stop on, every call of the context that starts or writes something raises the stop. What the code raises or
     returns after it does not count; only a cancelled run keeps a result that its code returns immediately.
@@ -221,17 +220,21 @@ class RunControl:
     tracked: bool = False  # the contexts of the run's tasks refer to this control
     clearing: bool = False  # the tasks of the run are being cancelled
     leaving: bool = False  # the block of `open_run` is being left
-    queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for other tasks of it
+    queued: frozenset[asyncio.Task[Any]] = frozenset()  # tasks of the run that wait for other tasks of it
     without_slot: bool = False  # the run uses no slot of its worker
     paused_seconds: float = 0.0  # time that does not count against the time limit
     paused_at: float | None = None  # monotonic time since which the timer is paused
     _refused: int = 0  # calls that were refused because the attempt is stopped
-    _notified: asyncio.Event = field(default_factory=asyncio.Event)
+    _notified: bool = False  # since the runner last waited
+    _waiter: asyncio.Future[None] | None = None  # of the runner, while it waits
+    _mail: MailEvent | None = None
 
-    @cached_property
+    @property
     def mail(self) -> MailEvent:
         """Set when the mailbox has a new message."""
-        return MailEvent()
+        if self._mail is None:
+            self._mail = MailEvent()
+        return self._mail
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -308,10 +311,6 @@ class RunControl:
         """Refuse all later calls of the context, because the claim has ended."""
         self.closed = self.refuses = True
 
-    def begin_attempt(self) -> None:
-        """Forget how the code of the last attempt ended."""
-        self.stopped_before_end = None
-
     def code_ended(self) -> None:
         """Note that the code of the attempt has returned or raised, also in a thread: a later stop changes nothing."""
         if self.stopped_before_end is None:
@@ -374,14 +373,18 @@ class RunControl:
 
     def notify(self) -> None:
         """Make the runner check the task."""
-        # A task that is collected after its event loop was closed would print an error at exit.
-        with contextlib.suppress(RuntimeError):
-            self._notified.set()
+        self._notified = True
+        if self._waiter is not None and not self._waiter.done():
+            # A task that is collected after its event loop was closed would print an error at exit.
+            with contextlib.suppress(RuntimeError):
+                self._waiter.set_result(None)
 
     async def notified(self) -> None:
-        """Wait for the next `notify`; return at once if there was one since the last wait."""
-        await self._notified.wait()
-        self._notified.clear()
+        """Wait for the next `notify`; return at once if there was one since the last wait. Only the runner waits."""
+        if not self._notified:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._notified = False
 
 
 def with_traceparent(

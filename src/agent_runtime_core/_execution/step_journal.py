@@ -185,7 +185,6 @@ class StepJournal(Generic[W_co]):
         carried: Items of maps that have not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
-        lineage_lock: Held while the lineage of a child run is read.
         lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
     """
@@ -217,7 +216,6 @@ class StepJournal(Generic[W_co]):
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
         self.lineage_keys: LineageKeys | None = None
-        self.lineage_lock: asyncio.Lock = asyncio.Lock()
         self.mismatch: tuple[str, str] | None = None
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`

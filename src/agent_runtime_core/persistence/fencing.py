@@ -7,7 +7,7 @@ token, and the engine rejects it if it has seen a greater one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,14 +22,19 @@ class FencedWrites:
         guard: Returns the present claim.
         queue_engine: The engine of the queue.
         ended: Whether the attempt has ended. Code that it left running can then write no more.
-        admit: Raises if the attempt is stopped, so that its code writes no more. None for writes of the runner.
     """
 
-    def __init__(
-        self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = lambda: False,
-        admit: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:  # fmt: skip
-        self._guard, self._queue_engine, self._ended, self._admit = guard, queue_engine, ended, admit
+    def __init__(self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = bool) -> None:
+        self._guard, self._queue_engine, self._ended = guard, queue_engine, ended
+
+    def guard(self) -> Guard:
+        """Return the present claim."""
+        return self._guard()
+
+    async def admit(self, guard: Guard) -> None:
+        """Raise unless the code may write under this claim."""
+        if self._ended() or not guard.token:
+            raise LeaseLost(*guard)
 
     async def commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
         """Commit `ops` if the claim is still valid.
@@ -37,11 +42,8 @@ class FencedWrites:
         Raises:
             LeaseLost: The claim was superseded or released, or the attempt has ended.
         """
-        guard = self._guard()
-        if self._ended() or not guard.token:
-            raise LeaseLost(*guard)
-        if self._admit is not None:
-            await self._admit()
+        guard = self.guard()
+        await self.admit(guard)
         if target is self._queue_engine:
             return await target.commit(guard, ops)
         return (await target.commit(None, [Op(INSTALL, tuple(guard)), *ops]))[1:]
@@ -49,7 +51,7 @@ class FencedWrites:
     async def install(self, target: Committer) -> None:
         """Make the engine `target` reject every earlier claim on the run."""
         if target is not self._queue_engine:
-            await target.commit(None, [Op(INSTALL, tuple(self._guard()))])
+            await target.commit(None, [Op(INSTALL, tuple(self.guard()))])
 
 
 CURRENT_CLAIM: ContextVar[FencedWrites | None] = ContextVar("agent_runtime_core_claim", default=None)

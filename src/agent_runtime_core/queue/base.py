@@ -195,10 +195,10 @@ class RunQueue(Backend):
             raise must("priority", "be an integer of 32 bits", priority)
         if not isinstance(input, Mapping):
             raise must("input", "be a dict", input)
-        meta = mapping("metadata", metadata)
+        meta = {} if metadata is None else mapping("metadata", metadata)
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
         key = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
-        owner = checked_tenant(tenant or None)
+        owner = checked_tenant(tenant) if tenant else ""
         uid, run_key = run_uuid(run_id, self.clock, owner)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
@@ -215,7 +215,7 @@ class RunQueue(Backend):
             updated_at=now,
             due_at=now + checked_seconds("delay", delay) if delay else 0.0,
             expires_at=None if expires_in is None else now + checked_seconds("expires_in", expires_in),
-            deadline=deadline_at(deadline),
+            deadline=None if deadline is None else deadline_at(deadline),
             run_key=run_key,
             idem_key=idem_key,
             parent_id=None if parent_run_id is None else stored_id(parent_run_id, owner),
@@ -412,7 +412,7 @@ class RunQueue(Backend):
             ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or
             input, ("unknown", None), or ("behind", the active row with its concurrency key).
         """
-        if insert:
+        if insert and row.tenant:
             row = await self._assigned_before(row)
         await self._release_abandoned(row.run_id)
         want = self.claim_request(worker_id, lease_seconds, None, 1)

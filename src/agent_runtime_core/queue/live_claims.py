@@ -99,7 +99,7 @@ class LiveClaims:
             run_id: A run that its caller is about to take: its claim counts as abandoned too if the task that opened
                 it has ended.
         """
-        return [claim for holder in self._all() for claim in holder.abandoned(run_id)]
+        return [claim for each in self._holders if (holder := each()) is not None for claim in holder.abandoned(run_id)]
 
 
 MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone

@@ -13,12 +13,12 @@ from .._core.clock import Clock, aware
 from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._core.log import log
-from .._engines.base import Op
+from .._engines.base import Committer, Guard, Op
 from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
 from .._execution.run_control import RunControl, Stop
 from .._journal.record import ENDED, Record, with_outcome
-from ..errors import AgentRuntimeError, StorageBusy
+from ..errors import AgentRuntimeError, LeaseLost, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
 from ..queue.records import LIVE, ClaimRequest, RowChanged, RunRow, RunUpdate
@@ -34,7 +34,30 @@ NOTICE_SECONDS = 0.05
 OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose store was not available
 
 
-class HeldClaim:
+class _AttemptWrites(FencedWrites):
+    """The claim of one attempt, for stores other than the run's own.
+
+    Args:
+        writer: The writer of this attempt, and not of a later one.
+        control: Says whether the claim has ended.
+        queue_engine: The engine of the queue.
+        of_code: For the code of the run, which writes nothing once the attempt is stopped.
+    """
+
+    def __init__(self, writer: ClaimWriter, control: RunControl, queue_engine: Committer, of_code: bool) -> None:
+        self._writer, self._control, self._queue_engine, self._of_code = writer, control, queue_engine, of_code
+
+    def guard(self) -> Guard:
+        return self._writer.guard
+
+    async def admit(self, guard: Guard) -> None:
+        if self._control.closed or not guard.token:
+            raise LeaseLost(*guard)
+        if self._of_code:
+            await self._control.ensure_open()
+
+
+class HeldClaim(LeasedRun):
     """A claim on a run, in the process that owns it.
 
     Args:
@@ -62,8 +85,9 @@ class HeldClaim:
         #: How a worker claims its next run in the commit that ends this one, and how it starts what it claimed.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start_claimed: Callable[[list[RunRow]], None] | None = None
-        self._waits_in_memory = waits_in_memory
+        self._longest = float("inf") if waits_in_memory else config.run_timeout_seconds + config.grace_seconds
         self._heartbeat = heartbeat
+        self._queue_commits = backends.queue.commits
         self._tracer = tracer
         self._hook = agent if isinstance(agent, CompletionHook) else None
         self.writer: ClaimWriter = self._new_writer()
@@ -85,37 +109,29 @@ class HeldClaim:
         Args:
             of_code: For the code of the run, which writes nothing once the attempt is stopped.
         """
-        writer, control = self.writer, self.control  # not those of a later attempt
-        admit = control.ensure_open if of_code else None
-        return FencedWrites(lambda: writer.guard, self.backends.queue.commits, lambda: control.closed, admit)
+        return _AttemptWrites(self.writer, self.control, self._queue_commits, of_code)
 
     # -- lease
 
     def register(self) -> None:
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
-        row, config = self.row, self.config
-        now = self.clock.monotonic()
-        ends = now + config.run_timeout_seconds + config.grace_seconds
-        if self._waits_in_memory:
-            ends = float("inf")
-        loop = asyncio.get_running_loop()
-        lose = partial(self.lose, row.claim_id)
-        self._heartbeat.hold(
-            LeasedRun(
-                row, self.control, loop, ends, self._cancel, lose, self.publish_heartbeat, now, row.mail_seq,
-                asyncio.current_task(), self.unchanged_release, self.clock.boot(), now,
-            )
-        )  # fmt: skip
+        self.reported_at = self.answered_at = now = self.clock.monotonic()
+        self.extended_at = self.clock.boot()
+        self.ends = now + self._longest
+        self.seen = self.row.mail_seq
+        self.loop, self.owner = asyncio.get_running_loop(), asyncio.current_task()
+        self._heartbeat.hold(self)
 
     def unregister(self) -> None:
         """Stop extending the lease."""
-        self._heartbeat.drop(self.row.run_id, self.row.claim_id)
+        self._heartbeat.drop(self.row.run_id, self)
 
     def abandon(self) -> None:
         """Have the heartbeat release the claim: its event loop has stopped, so nothing can be awaited here."""
-        self._heartbeat.abandon(self.row.run_id, self.row.claim_id)
+        self._heartbeat.abandon(self)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Stop the run, because it was cancelled."""
         if self.control.stopped is not None or self.control.closed or self.leaving:
             return
         self.control.stop(Stop.CANCEL)
@@ -186,8 +202,8 @@ class HeldClaim:
         else:
             # A count of 0 or more says that the journal has this end. An end that only the queue knows leaves -1.
             changes["min_step_count"] = max(row.min_step_count, 0)
-        unchanged = self.backends.queue.unchanged_update(row, row.claim_id)
-        return unchanged._replace(status=status, crashes_in_row=crashes_in_row, **changes)
+        kept = {"failures": row.failures, "crashes": row.crashes, "min_step_count": row.min_step_count, **changes}
+        return RunUpdate(row.claim_id, status, self.clock.wall(), crashes_in_row=crashes_in_row, **kept)
 
     def unchanged_release(self) -> RunUpdate:
         """Return the change of the row that releases the claim: no attempt is used, and the next one resumes."""
@@ -263,20 +279,26 @@ class HeldClaim:
         Raises:
             RowChanged: There are later messages; nothing was written.
         """
-        row = self.row
+        row, writer, name = self.row, self.writer, status._value_
         result = copy(result)  # the agent may return the same object from all of its runs
         result.status, result.run_id, result.run_key = status, known_uuid(row.run_id), row.run_key
-        text, name = encode_result(result, omitted), status.value
+        text = encode_result(result, omitted)
         info = with_outcome(encode(event) if event else None, _outcome(result, event))
         record = Record(
-            self.writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
-            text, info=info, nev=1,
-        )  # fmt: skip
+            writer.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(), text, info=info, nev=1
+        )
         reason = "" if result.error is None else result.error.type
         update = self.run_update(name, crashes_in_row=row.crashes_in_row, reason=reason, cursor=cursor)
-        ops = await self._notify_relatives(name, text)
-        events = await self._completion_operations(result)
-        await self._end_and_claim_next(update, [self.writer.merge_begin_and_end(record)], ops, events)
+        has_relatives = row.parent_id is not None or status is RunStatus.CANCELLED
+        ops = await self._notify_relatives(name, text) if has_relatives else []
+        events = [] if self._hook is None else await self._completion_operations(self._hook, result)
+        records = [writer.merge_begin_and_end(record)]
+        self.leaving = True
+        request = None if self.next_claim is None else self.next_claim()
+        if request is None:
+            await writer.update_run(update, records, ops, events=events)
+        else:
+            await self._end_and_claim_next(request, update, records, ops, events)
         self.log_end(name, reason)
         return result
 
@@ -285,7 +307,7 @@ class HeldClaim:
 
         The caller logs the end.
         """
-        events = await self._completion_operations(result)
+        events = [] if self._hook is None else await self._completion_operations(self._hook, result)
         ops = await self._notify_relatives(ended.name, encode_result(result) if self.row.parent_id else "")
         await self.writer.update_run(self.run_update(ended.name), ops=ops, events=events)
 
@@ -300,27 +322,20 @@ class HeldClaim:
         words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
         log.warning("run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error, row.attempt)
 
-    async def _completion_operations(self, result: RunResult) -> list[Op]:
+    async def _completion_operations(self, hook: CompletionHook, result: RunResult) -> list[Op]:
         """Return what the agent adds to the commit of this end."""
-        if self._hook is None:
-            return []
         token = CURRENT_CLAIM.set(self.fenced_writes())
         try:
-            operations = await completion_operations(self._hook, self.row, result)
-            await call_on_end(self._hook, self.row, result)
+            operations = await completion_operations(hook, self.row, result)
+            await call_on_end(hook, self.row, result)
         finally:
             CURRENT_CLAIM.reset(token)
         return operations
 
     async def _end_and_claim_next(
-        self, update: RunUpdate, records: Sequence[Record], ops: list[Op], events: Sequence[Op]
+        self, request: ClaimRequest, update: RunUpdate, records: Sequence[Record], ops: list[Op], events: Sequence[Op]
     ) -> None:
-        """End the run, and in the same commit claim the worker's next run, if it wants one."""
-        self.leaving = True
-        request = self.next_claim() if self.next_claim is not None else None
-        if request is None:
-            await self.writer.update_run(update, records, ops, events=events)
-            return
+        """End the run, and in the same commit claim the worker's next run."""
         try:
             claim = Op("queue.claim", (request,))
             claimed = (await self.writer.update_run(update, records, [*ops, claim], events=events))[-1]
@@ -355,6 +370,8 @@ def _outcome(result: RunResult, event: dict[str, Any] | None) -> str:
 
     The event of a run that failed is its error, which is in that `info` already.
     """
+    if result.error is None and not result.usage:
+        return "{}"
     error = None if event and "type" in event else error_payload(result.error)
     return encode({name: value for name, value in (("error", error), ("usage", result.usage)) if value})
 
@@ -389,7 +406,7 @@ def crashes_without_progress(row: RunRow, recorded: int) -> int:
 
 class _Execution(Protocol):
     @property
-    def row(self) -> RunRow: ...
+    def claim(self) -> HeldClaim: ...
 
 
 class CrashSuspects:
@@ -411,12 +428,12 @@ class CrashSuspects:
 
     def claimed(self, rows: Iterable[RunRow]) -> None:
         """Note what a claim returned."""
-        if not any(self._is_suspect(row) for row in rows):
+        if self._recently_seen and not any(self._is_suspect(row) for row in rows):
             self._recently_seen = False
 
     def starts(self, execution: _Execution) -> None:
         """Note that a run starts."""
-        if self._is_suspect(execution.row):
+        if (row := execution.claim.row).crashes_in_row and self._is_suspect(row):
             self._started.append(execution)
         self._last_start = self._clock.boot()
 
@@ -424,7 +441,8 @@ class CrashSuspects:
         """Note that a run uses no slot of the worker any more."""
         if execution in self._started:
             self._started.remove(execution)
-        self._recently_seen = self._recently_seen or self._is_suspect(execution.row)
+        if not self._recently_seen and (row := execution.claim.row).crashes_in_row:
+            self._recently_seen = self._is_suspect(row)
 
     def may_start(self, row: RunRow) -> bool:
         """Return whether `row` may start on this worker now.
@@ -432,10 +450,12 @@ class CrashSuspects:
         A crash suspect runs alone, so that a crash can be attributed to it. Isolation ends after `ISOLATION_TIMEOUT`
         seconds, so a long run cannot block the worker; two suspects still never run together, except parent and child.
         """
+        if not row.crashes_in_row and not self._started:  # as almost always
+            return True
         running = self._running()
         if not self._is_suspect(row):
             return not running or self.is_isolated()
-        return self.is_isolated() and all(each.row.run_id == row.parent_id for each in running)
+        return self.is_isolated() and all(each.claim.row.run_id == row.parent_id for each in running)
 
     def startable(self, rows: list[RunRow]) -> list[RunRow]:
         """Return which of these claimed runs may start: the first suspect alone, or all that are none."""
@@ -448,7 +468,7 @@ class CrashSuspects:
 
     def is_careful(self) -> bool:
         """Return whether the worker starts runs one at a time, because it executes or has just released a suspect."""
-        return self._recently_seen or bool(self._running())
+        return self._recently_seen or bool(self._started and self._running())
 
     def claimable(self, free: int) -> int:
         """Return for how many of its free slots the worker claims runs; after a suspect one at a time."""
@@ -463,4 +483,4 @@ class CrashSuspects:
 
     def _running(self) -> list[_Execution]:
         """Return the suspects that execute now; a run that has made progress is a suspect no longer."""
-        return [each for each in self._started if self._is_suspect(each.row)]
+        return [each for each in self._started if self._is_suspect(each.claim.row)]

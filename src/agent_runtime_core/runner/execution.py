@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
+from types import CoroutineType
 from typing import Any, cast
 
 from .._core.codec.json import decode, decode_known
@@ -20,10 +21,9 @@ from .._core.context_vars import ACTIVE_RUN, RUN, restore, start_soon
 from .._core.ids import RunTrace, known_uuid, parsed
 from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
-from .._core.timeouts import contained, done_in_time, is_abandoned, wait_cancelled
+from .._core.timeouts import contained, is_abandoned, wait_cancelled
 from .._core.validation import must
 from .._engines.payloads import UNREADABLE
-from .._execution.claim_writer import ClaimWriter
 from .._execution.context import Context
 from .._execution.result_codec import decode_result, error_payload
 from .._execution.run_control import RunControl, RunRecorder, Services, Stop
@@ -47,6 +47,7 @@ from ..persistence.fencing import CURRENT_CLAIM
 from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from ..tracing.tracer import Tracer
+from . import outcomes
 from .backends import Backends
 from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
@@ -61,7 +62,6 @@ from .outcomes import (
     End,
     NothingToDo,
     NotSaved,
-    OutcomePolicy,
     Released,
     Retry,
     RetryHere,
@@ -97,7 +97,7 @@ def _finished_error(run: str) -> StorageClosed:
 class RunExecution:
     """The attempts that are made under one claim.
 
-    It executes the agent, asks the `OutcomePolicy` what the outcome means, and carries the decision out.
+    It executes the agent, asks `outcomes` what the outcome means, and carries the decision out.
     """
 
     def __init__(
@@ -115,7 +115,6 @@ class RunExecution:
         )
         self.control: RunControl = self.claim.control
         self.calls: GuardedCalls = GuardedCalls(row, self.claim.clock, self.control, config.grace_seconds)
-        self.policy: OutcomePolicy = OutcomePolicy(config)
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
         self._conversation: RunConversation | None = None
@@ -134,16 +133,6 @@ class RunExecution:
         self._completed: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
         self._completed_at_start = 0
 
-    @property
-    def row(self) -> RunRow:
-        """The row of the run, as this claim last knew it."""
-        return self.claim.row
-
-    @property
-    def writer(self) -> ClaimWriter:
-        """The claim's writer."""
-        return self.claim.writer
-
     async def run(self) -> RunResult | None:
         """Execute the run.
 
@@ -160,7 +149,7 @@ class RunExecution:
             log.warning(
                 "%s: claim %s was lost, because another worker claimed the run or it has finished",
                 self.claim.label,
-                self.writer.guard.token,
+                self.claim.writer.guard.token,
             )
             return None
         except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -177,7 +166,7 @@ class RunExecution:
         finally:
             self.control.close()
             if self.result is not None:
-                self.control.refusal = partial(_finished_error, self.row.run_key or self.row.run_id)
+                self.control.refusal = partial(_finished_error, self.claim.row.run_key or self.claim.row.run_id)
             self.control.task = None  # a circle of references, which would keep each run for the garbage collector
             self.claim.unregister()
             if self.tracing is not None:
@@ -194,20 +183,22 @@ class RunExecution:
         An inline run is released at once. The worker that claims it again is perhaps the same, which must not repeat
         that without a pause.
         """
-        if (error := unreadable(self.row)) is not None:
+        if (error := unreadable(self.claim.row)) is not None:
             await self.claim.release_unstarted(None if self.inline else error, self._jitter())
             raise error
 
     @property
     def logged(self) -> LoggedRun:
         """The fields of this run in log records."""
-        return LoggedRun(self.row.run_id, self.row.attempt, self.row.tenant)
+        row = self.claim.row
+        return LoggedRun(row.run_id, row.attempt, row.tenant)
 
     def log_claim(self) -> Token[LoggedRun | None]:
         """Log that the run was claimed. From here on, log records of the current task are about this run."""
         token = LOGGED_RUN.set(self.logged)
         if log.isEnabledFor(logging.INFO):
-            log.info("%s claimed by %s, attempt %d", self.claim.label, self.row.worker, self.row.attempt)
+            row = self.claim.row
+            log.info("%s claimed by %s, attempt %d", self.claim.label, row.worker, row.attempt)
         return token
 
     async def _audit(self, recorder: RunRecorder) -> None:
@@ -225,17 +216,18 @@ class RunExecution:
         while True:
             # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
             # released may have one; so has a fork, whose mark counts its records.
-            row = self.row
-            is_first = row.attempt == 1 and row.generation == 1 and row.min_step_count < 0
+            row, writer = self.claim.row, self.claim.writer
+            is_first = not (row.failures or row.crashes) and row.generation == 1 and row.min_step_count < 0
             fresh = is_first and not row.parked and row.started_at == row.claimed_at
-            records = await self.writer.open(fresh=fresh)
+            records = await writer.open(fresh=fresh)
             trace = None if self.tracing is None else self.tracing.start(records)
             # Only claims that were taken over may still write. A claim that was released does not.
             if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
                 await self.recorder.fence(self.claim.fenced_writes())
-            journal = StepJournal(self.writer, records, self.control)
+            journal = StepJournal(writer, records, self.control)
             journal.trace = trace
-            self.check_journal_length(journal)
+            if not fresh:
+                self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
             if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
@@ -251,7 +243,7 @@ class RunExecution:
         Each record has a checksum, but only the row's `mark` shows that records are missing. A journal on another
         engine than the row is not checked: it may have been in the memory of a process that has ended.
         """
-        row = self.row
+        row = self.claim.row
         if journal.view.ends < row.min_step_count and self.backends.together:
             raise StorageCorrupt(
                 f"run {row.run_id}: the ends of {row.min_step_count} steps were recorded and {journal.view.ends} are "
@@ -266,7 +258,7 @@ class RunExecution:
         Returns:
             The run's result; None if it may start.
         """
-        row = self.row
+        row = self.claim.row
         self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
@@ -275,8 +267,8 @@ class RunExecution:
             crashes = crashes_without_progress(row, journal.view.ends)
             if crashes < self.config.max_crashes or self.inline:
                 await self.claim.update(crashes_in_row=crashes, min_step_count=journal.view.ends)
-        facts = self._facts(self.control.stopped, journal.view.usage)._replace(row=row)  # as it was claimed
-        end = self.policy.before_start(facts, crashes, journal.view.length)
+        facts = self._facts(self.control.stopped, journal.view.usage, row)  # as it was claimed
+        end = outcomes.before_start(facts, crashes, journal.view.length)
         if isinstance(end, Cancelled):
             return await self._end_cancelled_before_start(journal)
         return None if end is None else await self.end(end)
@@ -289,7 +281,7 @@ class RunExecution:
         """
         self.control.stop(Stop.CANCEL)
         try:
-            ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
+            ctx = Context(self.claim.row, journal, self.services, self.control, await self.limit_overrides())
         except UnserialisableResult:  # the input can be read by another worker only, which may be gone
             return await self.end(End(RunStatus.CANCELLED, RunResult(), {}))
         await self._apply(Cancelled(), ctx)
@@ -300,17 +292,18 @@ class RunExecution:
         result = decode_result(text)
         await self.claim.finish_interrupted_end(ended, result)
         self.result = result if self.recorder is None else await self.recorder.restore(text)
-        self.result.run_key = self.row.run_key
+        self.result.run_key = self.claim.row.run_key
         self.claim.log_end(ended.name, "" if result.error is None else result.error.type)
         return self.result
 
     async def release_suspect(self) -> None:
         """Release a crash suspect until it can run alone. A run that made progress is a suspect no longer."""
         try:
-            if is_crash_suspect(self.row, self.config.max_crashes):
+            if is_crash_suspect(self.claim.row, self.config.max_crashes):
                 with contextlib.suppress(AgentRuntimeError):
-                    recorded = StepJournal(self.writer, await self.backends.state.records(self.row.run_id)).view.ends
-                    if (in_row := crashes_without_progress(self.row, recorded)) < self.row.crashes_in_row:
+                    row = self.claim.row
+                    recorded = StepJournal(self.claim.writer, await self.backends.state.records(row.run_id)).view.ends
+                    if (in_row := crashes_without_progress(row, recorded)) < row.crashes_in_row:
                         self.claim.replace_row(crashes_in_row=in_row, min_step_count=recorded)
         finally:
             await self.release_unstarted()
@@ -322,7 +315,7 @@ class RunExecution:
 
     async def record_start(self, journal: RunJournal) -> None:
         """Record that the attempt started."""
-        row = self.row
+        row = self.claim.row
         # Without a tenant the record is that of releases without tenants.
         started = {"tenant": row.tenant} if row.tenant else None
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, started)
@@ -330,11 +323,12 @@ class RunExecution:
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
         record = journal.records.boundary(kind, row.agent, attempt=row.attempt, nev=1, info=info)
-        await self.writer.status(_RUNNING, record)
+        await self.claim.writer.status(_RUNNING, record)
 
     async def _attempt(self, journal: RunJournal) -> Decision:
         """Execute the agent's `run` once, and carry out what its outcome means."""
-        self._deferred_seconds = deferred_seconds(self.row)
+        row, control = self.claim.row, self.control
+        self._deferred_seconds = deferred_seconds(row) if row.error else 0.0
         self.calls.time_limit_at = (
             self.claim.clock.monotonic()
             + self.config.run_timeout_seconds
@@ -342,30 +336,32 @@ class RunExecution:
             - self.control.paused_seconds
         )
         try:
-            ctx = Context(self.row, journal, self.services, self.control, await self.limit_overrides())
+            overrides = await self.limit_overrides() if row.mail_seq else None
+            ctx = Context(row, journal, self.services, control, overrides)
         except UnserialisableResult as unknown:
             if self.inline:
                 raise
             # Another attempt may succeed, unlike after other errors of this class: another worker may know the type.
-            return await self._apply(self.policy.failed(RunResult(), describe(unknown), self._facts(None)), None)
+            return await self._apply(outcomes.failed(RunResult(), describe(unknown), self._facts(None)), None)
         if self._conversation is not None and (refusal := await self._conversation.load(ctx)) is not None:
             return await self._apply_error(refusal, ctx)
-        self.control.begin_attempt()
-        self.control.task = task = self._start_agent(ctx)
-        if self.control.stopped is not None:
-            self.control.cancel_task()
+        control.stopped_before_end, control.tracked = None, True
+        control.task = task = start_soon(self._run_agent(ctx), context=self._context(of_code=True))
+        if control.stopped is not None:
+            control.cancel_task()
         try:
-            on_time = await self._finishes_in_time(task)
+            await asyncio.sleep(0)
+            on_time = task.done() or await self._finishes_in_time(task)  # if the agent waited for nothing: no timer
         except asyncio.CancelledError:
             # The caller of execute() was cancelled: the run is released, unless the run itself was cancelled.
-            self.control.stop(Stop.RELEASE)
-            self.control.cancel_task()
+            control.stop(Stop.RELEASE)
+            control.cancel_task()
             await self._cancel_agent(task)
-            if self.control.cancelled:
+            if control.cancelled:
                 with contextlib.suppress(LeaseLost, RowChanged):
                     await self._apply(Cancelled(), ctx)
             raise
-        if self.control.parked or self.control.stopped is not None or not on_time or task.cancelled():
+        if control.parked or control.stopped is not None or not on_time or task.cancelled():
             await self._cancel_agent(task)
         elif waiting := ctx.waiting_tasks:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
@@ -382,10 +378,10 @@ class RunExecution:
         if stop is None and task.cancelled():
             stop = self.control.stopped
         if stop is not None:
-            return self.policy.of_stop(stop, facts, self._returned_in_time(task))
+            return outcomes.of_stop(stop, facts, self._returned_in_time(task))
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            return self.policy.of_result(task.result(), facts)
+            return outcomes.of_result(task.result(), facts)
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
@@ -393,7 +389,7 @@ class RunExecution:
             raise cause
         if isinstance(cause, asyncio.CancelledError):
             error = asyncio.CancelledError("the agent's own code cancelled it")
-        return self.policy.of_error(error, facts)
+        return outcomes.of_error(error, facts)
 
     def _returned_in_time(self, task: asyncio.Task[Any]) -> RunResult | None:
         """Return the result of code that noticed the cancellation of its run and returned before it was interrupted."""
@@ -401,11 +397,13 @@ class RunExecution:
             return None
         return result if isinstance(result := task.result(), RunResult) else None
 
-    def _facts(self, stop: Stop | None, usage: Callable[[], dict[str, Any]] = no_usage) -> AttemptFacts:
-        control = self.control
+    def _facts(
+        self, stop: Stop | None, usage: Callable[[], dict[str, Any]] = no_usage, row: RunRow | None = None
+    ) -> AttemptFacts:
+        claim, control = self.claim, self.control
         return AttemptFacts(
-            self.row, self.claim.clock.wall(),
-            time_left=self.calls.time_limit_at + control.paused_seconds - self.claim.clock.monotonic(),
+            row or claim.row, claim.clock.wall(), self.config,
+            time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
             stop=stop, parked=control.parked,
@@ -432,12 +430,12 @@ class RunExecution:
             case Released():
                 await self.claim.release()
             case Retry():
-                await self._retry(redacted_retry(self.writer.redaction, decision))
+                await self._retry(redacted_retry(self.claim.writer.redaction, decision))
         return decision
 
     async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
         stop = self.control.stopped if isinstance(error, TimeLimitReached) else None
-        return await self._apply(self.policy.of_error(error, self._facts(stop, lambda: ctx.usage)), ctx)
+        return await self._apply(outcomes.of_error(error, self._facts(stop, lambda: ctx.usage)), ctx)
 
     async def _ask_agent(self, error: BaseException, ctx: Context) -> Decision:
         """Have the agent's `on_error` describe the error, and decide."""
@@ -445,15 +443,14 @@ class RunExecution:
             info = await self.calls.hook(self.agent, "on_error", (ctx, error), self._context(of_code=True))
         except TimeLimitReached:
             if (stop := self.control.stopped) is not None:
-                return self.policy.of_stop(stop, self._facts(stop, lambda: ctx.usage))
+                return outcomes.of_stop(stop, self._facts(stop, lambda: ctx.usage))
             info = None
         if info is not None and not isinstance(info, ErrorInfo):
-            log.error(
-                "on_error() of agent %r must return an ErrorInfo or None, got %s", self.row.agent, type(info).__name__
-            )
+            got = type(info).__name__
+            log.error("on_error() of agent %r must return an ErrorInfo or None, got %s", self.claim.row.agent, got)
             info = None
         info = describe(error) if info is None else info
-        return self.policy.of_failure(error, info, self._facts(None, lambda: ctx.usage))
+        return outcomes.of_failure(error, info, self._facts(None, lambda: ctx.usage))
 
     async def _call_cancel_hook(self, ctx: Context) -> bool:
         """Call the agent's `cancel` hook, in which the context works.
@@ -463,7 +460,7 @@ class RunExecution:
         Returns:
             False if the worker left before the hook had ended, so that another worker has to call it again.
         """
-        key = f"cancel:{self.row.generation}"
+        key = f"cancel:{self.claim.row.generation}"
         self.control.cancel_hook = ctx.journal.keys.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)
         context = self._context(of_code=True)
         context.run(CANCEL_HOOK.set, scope)
@@ -522,20 +519,23 @@ class RunExecution:
         Raises:
             NotSaved: The run has succeeded, and its messages cannot be saved.
         """
-        end = redacted_end(self.writer.redaction, end, self.row.run_id)
-        unread = UnreadMessages(self.claim, ctx, self._completed.values())
-
-        async def write(result: RunResult, cursor: int) -> RunResult:
-            await self._save_conversation(end.status, result, unread.sent, ctx)
-            omitted = None if self.recorder is None else self.recorder.omitted_history(result)
-            return await self.claim.end(end.status, result, end.event, omitted, cursor)
-
-        self.result = await unread.end_with(end.result, write)
-        return self.result
+        claim = self.claim
+        end = redacted_end(claim.writer.redaction, end, claim.row.run_id)
+        unread = UnreadMessages(claim, ctx, self._completed.values())
+        while True:
+            result = await unread.added_to(end.result)
+            try:
+                await self._save_conversation(end.status, result, unread.sent, ctx)
+                omitted = None if self.recorder is None else self.recorder.omitted_history(result)
+                self.result = await claim.end(end.status, result, end.event, omitted, unread.cursor)
+                return self.result
+            except RowChanged:
+                if not await unread.arrived():
+                    raise
 
     async def _retry(self, retry: Retry) -> None:
         """Wait for the next attempt in this process, or queue it."""
-        claim, row, kind = self.claim, self.row, retry.error.type
+        claim, row, kind = self.claim, self.claim.row, retry.error.type
         if retry.deferred:
             log.info("%s deferred for %.3g s: %s", claim.label, retry.delay, error_name(kind))
         else:
@@ -571,13 +571,13 @@ class RunExecution:
         elif ctx is None or report is None or status != RunStatus.SUCCEEDED:
             return
         elif ctx.conversation_id and not ctx.owns_conversation:
-            report(self.row)
+            report(self.claim.row)
 
     # -- the agent's task
 
     async def limit_overrides(self) -> dict[str, Any]:
         """Return the limits that `resume` and `requeue` set for this run, the last value of each."""
-        row, found = self.row, dict[str, Any]()
+        row, found = self.claim.row, dict[str, Any]()
         if row.generation > 1 and row.mail_seq:  # no other run can have any
             for message in await self.backends.queue.mail(row.run_id):
                 if message.kind == LIMITS:
@@ -590,38 +590,39 @@ class RunExecution:
         Args:
             of_code: For code of the agent, and not for a store that the runner calls.
         """
-        context = contextvars.copy_context()
+        context, row = contextvars.copy_context(), self.claim.row
         context.run(CURRENT_CLAIM.set, self.claim.fenced_writes(of_code=of_code))
         context.run(RUN.set, self.control)
         context.run(ACTIVE_RUN.set, self.control)
-        context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), self.row.run_id))
-        if self.row.concurrency_key is not None:
-            held, group = HELD_CONCURRENCY_KEYS.get({}), (self.row.concurrency_key, self.row.tenant)
-            context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: self.row.run_id})
+        context.run(ENCLOSING_RUNS.set, (*ENCLOSING_RUNS.get(()), row.run_id))
+        if row.concurrency_key is not None:
+            held, group = HELD_CONCURRENCY_KEYS.get({}), (row.concurrency_key, row.tenant)
+            context.run(HELD_CONCURRENCY_KEYS.set, {**held, group: row.run_id})
         return context
-
-    def _start_agent(self, ctx: Context) -> asyncio.Task[Any]:
-        self.control.tracked = True
-        return start_soon(self._run_agent(ctx), context=self._context(of_code=True))
 
     async def _run_agent(self, ctx: Context) -> Any:
         try:
             if self._leave_lifespan is None and self.services.enter_lifespan is not None:
                 self._leave_lifespan = await self.services.enter_lifespan(self.agent)
             work: Any = run_agent(self.agent, ctx, self.control.code_ended)
-            if not inspect.isawaitable(work):  # of a coroutine function that something replaced
+            # Of a coroutine function that something replaced.
+            if type(work) is not CoroutineType and not inspect.isawaitable(work):
                 fix = "Await the wrapped function in async def run, or leave out functools.wraps"
-                raise must(f"run() of agent {self.row.agent!r}", "return an awaitable", work, fix)
+                raise must(f"run() of agent {self.claim.row.agent!r}", "return an awaitable", work, fix)
             try:
-                with contextlib.nullcontext() if self.tracing is None else self.tracing.current():
+                if self.tracing is None:
                     result = await work
+                else:
+                    with self.tracing.current():
+                        result = await work
             except Exception as error:
                 await ctx.journal.unconfirmed.resolve_at_end(error)
                 raise
-            await ctx.journal.unconfirmed.resolve_at_end(None)
+            if ctx.journal.unconfirmed.pending:
+                await ctx.journal.unconfirmed.resolve_at_end(None)
             return result
         except BaseException as error:
-            if (failure := contained(error, f"run() of agent {self.row.agent!r}")) is error:
+            if (failure := contained(error, f"run() of agent {self.claim.row.agent!r}")) is error:
                 raise
             raise failure from error
         finally:
@@ -662,16 +663,15 @@ class RunExecution:
     async def _finishes_in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; return False if its time is up, or if it does not stop."""
         control, calls = self.control, self.calls
-        await asyncio.sleep(0)
-        if task.done():  # the agent waited for nothing, and needs no timer
-            return True
         task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
-        while not await done_in_time(task, lambda: 0.0 if control.cancel_requested else calls.time_left(), calls.wait):
+        while not task.done():
             if control.cancel_requested:  # it has a grace, and is abandoned after that
                 await self._cancel_agent(task)
                 return task.done()
-            if not self._restart_timer():
-                control.stop(self.policy.passed_limit(self._facts(control.stopped)))
+            if (left := calls.time_left()) > 0:
+                await calls.wait(None, left)
+            elif not self._restart_timer():
+                control.stop(outcomes.passed_limit(self._facts(control.stopped)))
                 return False
         return True
 

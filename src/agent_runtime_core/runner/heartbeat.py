@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from .._core.context_vars import start_helper
 from .._core.log import log
@@ -26,19 +25,14 @@ LOOP_STALL_SECONDS = 60.0  # seconds of a blocked event loop after which its lea
 NEWS_INTERVAL = 0.1  # seconds between two reads of a queue that cannot notify
 
 
-@dataclass(eq=False, repr=False)
-class LeasedRun:
-    """A claim of this process, and what is called about it in the loop of its run.
+class LeasedRun(Protocol):
+    """A claim of this process. Its methods are called in the loop of its run, except `unchanged_release`.
 
     Attributes:
         ends: Monotonic time after which the lease is not extended any more.
-        cancel: The run was cancelled.
-        lose: The claim was lost.
-        on_heartbeat: The lease was extended; called at most once per `heartbeat_interval_seconds`.
-        reported_at: Monotonic time of the last call of `on_heartbeat`.
+        reported_at: Monotonic time of the last call of `publish_heartbeat`.
         seen: Number of the last mailbox message that the run was notified of.
         owner: The task that the run was opened in.
-        release: Returns the update that releases the claim, if no code executes it any more.
         extended_at: Boot time at which the lease was last extended.
         answered_at: Monotonic time of the last answer of the store about the claim.
     """
@@ -47,20 +41,31 @@ class LeasedRun:
     control: RunControl
     loop: asyncio.AbstractEventLoop
     ends: float
-    cancel: Callable[[], None]
-    lose: Callable[[], None]
-    on_heartbeat: Callable[[], None]
     reported_at: float
     seen: int
     owner: asyncio.Task[Any] | None
-    release: Callable[[], RunUpdate]
     extended_at: float
     answered_at: float
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether no code can execute the claim any more."""
-        return self.loop.is_closed()
+    def cancel(self) -> None:
+        """Note that the run was cancelled."""
+
+    def lose(self, claim_id: str) -> None:
+        """Note that the claim with this id was lost."""
+
+    def publish_heartbeat(self) -> None:
+        """Publish that the lease was extended; called at most once per `heartbeat_interval_seconds`."""
+
+    def unchanged_release(self) -> RunUpdate:
+        """Return the update that releases the claim, if no code executes it any more."""
+
+
+#: A claim and its id, which another attempt of the run replaces.
+_Claim = tuple[LeasedRun, str]
+
+
+def _claims(held: Iterable[LeasedRun]) -> list[_Claim]:
+    return [(each, each.row.claim_id) for each in held]
 
 
 class Heartbeat:
@@ -79,6 +84,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._stop_timer: Callable[[], None] | None = None
         self._stop_listening: Callable[[], None] | None = None
+        self._has_thread = True  # else coroutines extend the leases
         self._ticks: dict[asyncio.AbstractEventLoop, float] = {}
         self._watchers: dict[asyncio.AbstractEventLoop, tuple[asyncio.Event, asyncio.Task[None]]] = {}
         #: For a queue that only coroutines can write to: one task in each loop with claims.
@@ -106,22 +112,22 @@ class Heartbeat:
                     self._stop_timer, self._stop_listening = self._start_beating(), stop_listening
                     undo.pop_all()
                 self._queue.cancel_listeners.add(self._cancelled)
-        self._watch(held.loop)
-        self._beat_in(held.loop)
+        if (known := self._watchers.get(held.loop)) is None or known[1].done():
+            self._watch(held.loop)
+        if not self._has_thread:
+            self._beat_in(held.loop)
 
-    def drop(self, run_id: str, claim_id: str | None = None) -> None:
-        """Stop extending the lease of a run; with `claim_id` only that of this claim, and not of a later one."""
+    def drop(self, run_id: str, held: LeasedRun | None = None) -> None:
+        """Stop extending the lease of a run; with `held` only that of this claim, and not of a later one."""
         with self._lock:
-            held = self._leased.get(run_id)
-            if held is not None and claim_id in (None, held.row.claim_id):
+            if run_id in self._leased and held in (None, self._leased[run_id]):
                 del self._leased[run_id]
 
-    def abandon(self, run_id: str, claim_id: str) -> None:
+    def abandon(self, held: LeasedRun) -> None:
         """Release a claim whose event loop has stopped, with the next beat or before the next claim of this process."""
         with self._lock:
-            held = self._leased.get(run_id)
-            if held is not None and held.row.claim_id == claim_id:
-                self._abandoned.append(self._leased.pop(run_id))
+            if self._leased.get(held.row.run_id) is held:
+                self._abandoned.append(self._leased.pop(held.row.run_id))
 
     def abandoned(self, run_id: str | None = None) -> list[tuple[str, RunUpdate]]:
         """Remove the claims that no code executes any more, and return what releases them.
@@ -133,16 +139,16 @@ class Heartbeat:
         if not self._leased and not self._abandoned:
             return []
         with self._lock:
-            gone = [held for held in self._leased.values() if held.abandoned]
+            gone = [held for held in self._leased.values() if held.loop.is_closed()]
             held = self._leased.get(run_id or "")
             if held is not None and held not in gone and held.owner is not None and held.owner.done():
                 gone.append(held)
-                call_in_loop(held.loop, held.lose)
+                call_in_loop(held.loop, held.lose, held.row.claim_id)
             for each in gone:
                 del self._leased[each.row.run_id]
             gone += self._abandoned
             self._abandoned = []
-        return [(each.row.run_id, each.release()) for each in gone]
+        return [(each.row.run_id, each.unchanged_release()) for each in gone]
 
     def unextended(self) -> list[tuple[str, str]]:
         """Return run id and claim id of the live claims whose lease may have run out, as after a suspend.
@@ -169,14 +175,13 @@ class Heartbeat:
 
     def _start_beating(self) -> Callable[[], None]:
         beat = getattr(self._queue.commits, "beat", None)
+        self._has_thread = beat is not None
         if beat is None:
             return lambda: None
         stop: Callable[[], None] = beat(self.beat, self._config.heartbeat_interval)
         return stop
 
     def _beat_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        if getattr(self._queue.commits, "beat", None) is not None:
-            return
         known = self._beaters.get(loop)
         if known is None or known.done():
             self._beaters[loop] = start_helper(self._beat_here(loop), "agent-runtime-beat")
@@ -186,7 +191,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Extend all leases once. Called by the thread."""
         self._release_abandoned()
-        if held := self._alive():
+        if held := _claims(self._alive()):
             commit: Any = self._queue.commits
             began = self._clock.boot()
             try:
@@ -205,8 +210,8 @@ class Heartbeat:
             except Exception as error:  # noqa: BLE001 - its lease ends later, or it was released or lost since
                 log.debug("run %s was not released: %s", run_id, error)
 
-    def _extends(self, held: list[LeasedRun]) -> Op:
-        claims = [(each.row.run_id, each.row.claim_id) for each in held]
+    def _extends(self, held: list[_Claim]) -> Op:
+        claims = [(each.row.run_id, claim_id) for each, claim_id in held]
         return Op("queue.beat", (claims, self._queue.lease_now() + self._config.lease_ttl_seconds))
 
     async def _beat_here(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -220,7 +225,7 @@ class Heartbeat:
                 del self._beaters[loop]
 
     async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
-        if held := [each for each in self._alive() if each.loop is loop]:
+        if held := _claims(each for each in self._alive() if each.loop is loop):
             began = self._clock.boot()
             try:
                 answers = (await self._queue.commits.commit(None, [self._extends(held), *self._renewal()]))[0]
@@ -236,27 +241,27 @@ class Heartbeat:
             return [
                 h
                 for h in self._leased.values()
-                if not h.abandoned and now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL_SECONDS
+                if not h.loop.is_closed() and now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL_SECONDS
             ]
 
-    def _apply_replies(self, held: list[LeasedRun], answers: list[tuple[bool, bool]], began: float) -> None:
+    def _apply_replies(self, held: list[_Claim], answers: list[tuple[bool, bool]], began: float) -> None:
         now = self._clock.monotonic()
-        for each, (ok, cancel) in zip(held, answers, strict=True):
+        for (each, claim_id), (ok, cancel) in zip(held, answers, strict=True):
             each.extended_at, each.answered_at = began, now
             if not ok:
-                call_in_loop(each.loop, each.lose)
+                call_in_loop(each.loop, each.lose, claim_id)
             elif cancel:
                 call_in_loop(each.loop, each.cancel)
             elif now - each.reported_at >= self._config.heartbeat_interval_seconds:
                 each.reported_at = now
-                call_in_loop(each.loop, each.on_heartbeat)
+                call_in_loop(each.loop, each.publish_heartbeat)
 
-    def _heartbeat_failed(self, held: list[LeasedRun], error: Exception) -> None:
+    def _heartbeat_failed(self, held: list[_Claim], error: Exception) -> None:
         now = self._clock.monotonic()
-        log.warning("heartbeat failed for %.1f s: %s", now - min(each.answered_at for each in held), error)
-        for each in held:
+        log.warning("heartbeat failed for %.1f s: %s", now - min(each.answered_at for each, _ in held), error)
+        for each, claim_id in held:
             if now - each.answered_at > self._config.lease_ttl_seconds * 2 / 3:
-                call_in_loop(each.loop, each.lose)
+                call_in_loop(each.loop, each.lose, claim_id)
 
     # -- notifications
 
@@ -281,11 +286,9 @@ class Heartbeat:
             known[0].set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        known = self._watchers.get(loop)
-        if known is None or known[1].done():
-            changed = asyncio.Event()
-            task = start_helper(self._follow(loop, changed), "agent-runtime-news")
-            self._watchers[loop] = (changed, task)
+        changed = asyncio.Event()
+        task = start_helper(self._follow(loop, changed), "agent-runtime-news")
+        self._watchers[loop] = (changed, task)
 
     async def _follow(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         notifies = self._stop_listening is not None
@@ -310,17 +313,18 @@ class Heartbeat:
                 del self._watchers[loop]
 
     async def _look(self, mine: list[LeasedRun]) -> None:
+        claims = _claims(mine)
         try:
             snapshots = await self._queue.snapshots([h.row.run_id for h in mine])
         except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next read tries again
             log.warning("reading mailbox updates failed, will retry: %s", error)
             return
-        for held in mine:
+        for held, claim_id in claims:
             new = snapshots.get(held.row.run_id)
             if held.control.closed:
                 continue
-            if new is None or new.claim_id != held.row.claim_id or new.status != "running":
-                held.lose()
+            if new is None or new.claim_id != claim_id or new.status != "running":
+                held.lose(claim_id)
             elif new.cancelled and held.control.cancel_hook is None:
                 held.cancel()
             elif new.mail_seq > held.seen:  # a `cancel` hook may wait for messages, too

@@ -68,12 +68,12 @@ class OpenRunSession:
         """
         execution = self.execution
         await execution.require_readable()
-        writer: RunWriter = execution.writer
+        writer: RunWriter = execution.claim.writer
         if not ended:
             self._logged = execution.log_claim()
             execution.claim.register()
         else:
-            writer = ReadOnlyWriter(execution.row, *execution.backends, execution.claim.clock)
+            writer = ReadOnlyWriter(execution.claim.row, *execution.backends, execution.claim.clock)
         records = await writer.open()
         journal = StepJournal(writer, records, self.control)
         if not ended and execution.tracing is not None:
@@ -89,7 +89,7 @@ class OpenRunSession:
         self.control.task = asyncio.current_task()
         overrides = await execution.limit_overrides()
         self._active = ACTIVE_RUN.set(self.control)
-        self.ctx: Context = Context(execution.row, journal, execution.services, self.control, overrides)
+        self.ctx: Context = Context(execution.claim.row, journal, execution.services, self.control, overrides)
         self.fenced_writes: FencedWrites = execution.claim.fenced_writes(of_code=True)
         return self.ctx
 
@@ -114,7 +114,7 @@ class OpenRunSession:
             await self._end(RunStatus.CANCELLED, {})
             if isinstance(cause, asyncio.CancelledError) and not cancelled_here:
                 return  # the caller's own cancellation is raised
-            name = execution.row.run_key or execution.row.run_id
+            name = execution.claim.row.run_key or execution.claim.row.run_id
             raise RunFailed(
                 f"run {name!r} was cancelled. Open it again to resume it", RunStatus.CANCELLED.value
             ) from error
@@ -137,7 +137,7 @@ class OpenRunSession:
 
     def _refusal(self) -> Exception:
         """Return the error of calls on the context after the block, or after the lease was lost."""
-        row = self.execution.row
+        row = self.execution.claim.row
         if self.control.lost and not self._left:
             return self._lease_lost()
         run = row.run_key or row.run_id
@@ -147,8 +147,8 @@ class OpenRunSession:
         )
 
     def _lease_lost(self) -> LeaseLost:
-        row = self.execution.row
-        return LeaseLost(*self.execution.writer.guard, row.run_key)
+        row = self.execution.claim.row
+        return LeaseLost(*self.execution.claim.writer.guard, row.run_key)
 
     def close(self) -> None:
         """Refuse further calls on the context, and stop extending the lease."""

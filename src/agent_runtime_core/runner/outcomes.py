@@ -1,6 +1,6 @@
 """Decide what the outcome of an attempt means for its run. Nothing here waits or writes.
 
-`RunExecution` collects the `AttemptFacts`, asks the policy, and carries the decision out.
+`RunExecution` collects the `AttemptFacts`, calls one of these pure functions, and carries the decision out.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class AttemptFacts(NamedTuple):
 
     Attributes:
         now: Wall time.
+        config: Settings of the runner.
         time_left: What is left of `run_timeout_seconds`. Time that the run waited in memory does not count.
         progressed: The run recorded a step, wait or value during this attempt.
         deferred_seconds: The part of `run_timeout_seconds` that earlier deferrals have used.
@@ -95,6 +96,7 @@ class AttemptFacts(NamedTuple):
 
     row: RunRow
     now: float
+    config: RunnerConfig
     time_left: float = float("inf")
     progressed: bool = False
     deferred_seconds: float = 0.0
@@ -123,7 +125,7 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class AskAgent:
-    """The agent's `on_error` hook is asked first; `OutcomePolicy.of_failure` decides with its answer."""
+    """The agent's `on_error` hook is asked first; `of_failure` decides with its answer."""
 
     error: BaseException
 
@@ -164,150 +166,152 @@ class NothingToDo:
 Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo
 
 
-class OutcomePolicy:
-    """Decides from the result or error of an attempt, the run and the settings. A pure function in several parts."""
+def before_start(facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
+    """Return how the run finishes without an attempt, or None if it may start.
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self.config: RunnerConfig = config
+    Args:
+        facts: The run.
+        crashes: Crashes in a row without a new record.
+        recorded: Records in the journal.
+    """
+    row = facts.row
+    if crashes >= facts.config.max_crashes and not facts.inline:
+        if row.cancel_at is not None:  # its hook has perhaps crashed the workers
+            return End(RunStatus.CANCELLED, RunResult(), {})
+        message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
+        error = ErrorInfo("Poisoned", message, retriable=False)
+        return End(RunStatus.DEAD, RunResult(usage=facts.usage(), error=error), error_payload(error) or {})
+    if row.cancel_at is not None or facts.stop is Stop.CANCEL:
+        return Cancelled() if recorded else End(RunStatus.CANCELLED, RunResult(), {})
+    if row.expires_at is not None and facts.now > row.expires_at and not recorded:
+        message = f"the run did not start within {row.expires_at - row.created_at:g} s"
+        return _timed_out(facts._replace(usage=no_usage), "Expired", message, {})
+    if row.deadline is not None and facts.now >= row.deadline:
+        return _past_deadline(facts._replace(usage=no_usage), row.deadline)
+    return None
 
-    def before_start(self, facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
-        """Return how the run finishes without an attempt, or None if it may start.
 
-        Args:
-            facts: The run.
-            crashes: Crashes in a row without a new record.
-            recorded: Records in the journal.
-        """
-        row = facts.row
-        if crashes >= self.config.max_crashes and not facts.inline:
-            if row.cancel_at is not None:  # its hook has perhaps crashed the workers
-                return End(RunStatus.CANCELLED, RunResult(), {})
-            message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
-            error = ErrorInfo("Poisoned", message, retriable=False)
-            return End(RunStatus.DEAD, RunResult(usage=facts.usage(), error=error), error_payload(error) or {})
-        if row.cancel_at is not None or facts.stop is Stop.CANCEL:
-            return Cancelled() if recorded else End(RunStatus.CANCELLED, RunResult(), {})
-        if row.expires_at is not None and facts.now > row.expires_at and not recorded:
-            message = f"the run did not start within {row.expires_at - row.created_at:g} s"
-            return self._timed_out(facts._replace(usage=no_usage), "Expired", message, {})
-        if row.deadline is not None and facts.now >= row.deadline:
-            return self._past_deadline(facts._replace(usage=no_usage), row.deadline)
-        return None
+def of_result(result: Any, facts: AttemptFacts) -> Decision:
+    """Decide what follows from what the agent's `run` returned."""
+    if not isinstance(result, RunResult):
+        fix = "Return RunResult(final_output={...})"
+        return AskAgent(must(f"run() of agent {facts.row.agent!r}", "return a RunResult", result, fix))
+    result = with_counted_usage(result, facts.usage())
+    if result.error is None:
+        return End(RunStatus.SUCCEEDED, result)
+    if not isinstance(result.error, ErrorInfo):
+        where = f"error of the RunResult of agent {facts.row.agent!r}"
+        return AskAgent(must(where, "be an ErrorInfo", result.error, "Write ErrorInfo(type, message)"))
+    return failed(result, result.error, facts)
 
-    def of_result(self, result: Any, facts: AttemptFacts) -> Decision:
-        """Decide what follows from what the agent's `run` returned."""
-        if not isinstance(result, RunResult):
-            fix = "Return RunResult(final_output={...})"
-            return AskAgent(must(f"run() of agent {facts.row.agent!r}", "return a RunResult", result, fix))
-        result = with_counted_usage(result, facts.usage())
-        if result.error is None:
-            return End(RunStatus.SUCCEEDED, result)
-        if not isinstance(result.error, ErrorInfo):
-            where = f"error of the RunResult of agent {facts.row.agent!r}"
-            return AskAgent(must(where, "be an ErrorInfo", result.error, "Write ErrorInfo(type, message)"))
-        return self.failed(result, result.error, facts)
 
-    def of_error(self, error: BaseException, facts: AttemptFacts) -> Decision:
-        """Decide what follows from an exception of the agent's code, of a store, or of a time limit."""
-        if isinstance(error, TimeLimitReached):
-            return self.of_stop(self.passed_limit(facts), facts)
-        cause = deciding_error(error)
-        if isinstance(cause, Postponed):
-            return self._deferred(cause, cause.after, facts)
-        if isinstance(cause, RateLimited) and cause.retriable:
-            # If the provider asks for longer than the longest delay, it is a failure: `execute` would wait for it.
-            after = cause.retry_after or 0.0
-            if 0 < after <= self.config.retry_backoff_max:
-                return self._deferred(cause, after, facts)
-        return AskAgent(error)
+def of_error(error: BaseException, facts: AttemptFacts) -> Decision:
+    """Decide what follows from an exception of the agent's code, of a store, or of a time limit."""
+    if isinstance(error, TimeLimitReached):
+        return of_stop(passed_limit(facts), facts)
+    cause = deciding_error(error)
+    if isinstance(cause, Postponed):
+        return _deferred(cause, cause.after, facts)
+    if isinstance(cause, RateLimited) and cause.retriable:
+        # If the provider asks for longer than the longest delay, it is a failure: `execute` would wait for it.
+        after = cause.retry_after or 0.0
+        if 0 < after <= facts.config.retry_backoff_max:
+            return _deferred(cause, after, facts)
+    return AskAgent(error)
 
-    def of_failure(self, error: BaseException, info: ErrorInfo, facts: AttemptFacts) -> Decision:
-        """Decide what follows from an exception, as `info` describes it."""
-        cause = deciding_error(error)
-        if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
-            info.retriable = False
-        partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
-        partial = partial if isinstance(partial, RunResult) else RunResult()
-        return self.failed(with_counted_usage(partial, facts.usage()), info, facts)
 
-    def of_stop(self, stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) -> Decision:
-        """Decide what follows from a stop. The cause alone decides, whatever the code has raised.
+def of_failure(error: BaseException, info: ErrorInfo, facts: AttemptFacts) -> Decision:
+    """Decide what follows from an exception, as `info` describes it."""
+    cause = deciding_error(error)
+    if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
+        info.retriable = False
+    partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
+    partial = partial if isinstance(partial, RunResult) else RunResult()
+    return failed(with_counted_usage(partial, facts.usage()), info, facts)
 
-        Args:
-            stop: Why the attempt was stopped.
-            facts: The attempt.
-            returned: What the code of a cancelled run has returned in time.
-        """
-        match stop:
-            case Stop.LOST:
-                return NothingToDo()
-            case Stop.RELEASE:
-                return Released()
-            case Stop.CANCEL:
-                return Cancelled(returned)
-            case Stop.DEADLINE:
-                return self._past_deadline(facts, facts.row.deadline or facts.now)
-            case Stop.TIME_LIMIT:
-                return self._past_time_limit(facts)
 
-    def passed_limit(self, facts: AttemptFacts) -> Stop:
-        """Return which limit of time an attempt has passed that is not awaited any longer, unless it was stopped."""
-        if facts.stop is not None:
-            return facts.stop
-        is_past_deadline = facts.row.deadline is not None and facts.now >= facts.row.deadline
-        return Stop.DEADLINE if is_past_deadline else Stop.TIME_LIMIT
+def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) -> Decision:
+    """Decide what follows from a stop. The cause alone decides, whatever the code has raised.
 
-    def _past_time_limit(self, facts: AttemptFacts) -> End:
-        limit = self.config.run_timeout_seconds
-        message = f"the attempt took more than {limit:g} s"
-        if facts.deferred_seconds:
-            cause = deferral(facts.row)
-            message += (
-                f", {facts.deferred_seconds:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
-            )
-        return self._timed_out(facts, "TimedOut", message, {"timeout_seconds": limit})
+    Args:
+        stop: Why the attempt was stopped.
+        facts: The attempt.
+        returned: What the code of a cancelled run has returned in time.
+    """
+    match stop:
+        case Stop.LOST:
+            return NothingToDo()
+        case Stop.RELEASE:
+            return Released()
+        case Stop.CANCEL:
+            return Cancelled(returned)
+        case Stop.DEADLINE:
+            return _past_deadline(facts, facts.row.deadline or facts.now)
+        case Stop.TIME_LIMIT:
+            return _past_time_limit(facts)
 
-    def failed(self, result: RunResult, error: ErrorInfo, facts: AttemptFacts) -> Decision:
-        """Decide what follows from an attempt that failed with `error`: another one, or the end of the run."""
-        error, row = recordable(error), facts.row
-        if not error.retriable or row.failures + 1 >= self.config.max_retries:
-            result.error = error
-            return End(RunStatus.FAILED, result, error_payload(error) or {})
-        delay = run_backoff(self.config.retry_backoff_base, row.attempt, self.config.retry_backoff_max)
-        return (RetryHere if facts.inline else RetryLater)(delay, error, row.failures + 1)
 
-    def _deferred(self, error: BaseException, seconds: float, facts: AttemptFacts) -> Decision:
-        """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
+def passed_limit(facts: AttemptFacts) -> Stop:
+    """Return which limit of time an attempt has passed that is not awaited any longer, unless it was stopped."""
+    if facts.stop is not None:
+        return facts.stop
+    is_past_deadline = facts.row.deadline is not None and facts.now >= facts.row.deadline
+    return Stop.DEADLINE if is_past_deadline else Stop.TIME_LIMIT
 
-        Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
-        """
-        limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
-        deadline = facts.row.deadline
-        left = limit if facts.progressed else facts.time_left
-        at_most = left if deadline is None else min(left, deadline - facts.now)
-        if deadline is not None and at_most < left and seconds >= at_most:
-            message = (
-                f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
-                f"for {seconds:.3g} s ({cause})"
-            )
-            return self._timed_out(facts, "DeadlineExceeded", message, {"deadline": deadline}, cause=kind)
-        if seconds >= left:
-            message = (
-                f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
-                f"and {max(left, 0):.3g} s are left ({cause})"
-            )
-            return self._timed_out(facts, "TimedOut", message, {"timeout_seconds": limit}, cause=kind)
-        delay = seconds * (1 + facts.jitter())
-        delay = delay if delay < at_most else seconds
-        info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: limit - left + delay}))
-        return (RetryHere if facts.inline else RetryLater)(delay, info, facts.row.failures, deferred=True)
 
-    def _past_deadline(self, facts: AttemptFacts, deadline: float) -> End:
-        return self._timed_out(facts, "DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline})
+def _past_time_limit(facts: AttemptFacts) -> End:
+    limit = facts.config.run_timeout_seconds
+    message = f"the attempt took more than {limit:g} s"
+    if facts.deferred_seconds:
+        cause = deferral(facts.row)
+        message += f", {facts.deferred_seconds:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+    return _timed_out(facts, "TimedOut", message, {"timeout_seconds": limit})
 
-    def _timed_out(self, facts: AttemptFacts, kind: str, message: str, event: dict[str, Any], **details: Any) -> End:
-        error = ErrorInfo(kind, message, retriable=False, details=details)
-        return End(RunStatus.TIMED_OUT, RunResult(usage=facts.usage(), error=error), event)
+
+def failed(result: RunResult, error: ErrorInfo, facts: AttemptFacts) -> Decision:
+    """Decide what follows from an attempt that failed with `error`: another one, or the end of the run."""
+    error, row = recordable(error), facts.row
+    if not error.retriable or row.failures + 1 >= facts.config.max_retries:
+        result.error = error
+        return End(RunStatus.FAILED, result, error_payload(error) or {})
+    delay = run_backoff(facts.config.retry_backoff_base, row.attempt, facts.config.retry_backoff_max)
+    return (RetryHere if facts.inline else RetryLater)(delay, error, row.failures + 1)
+
+
+def _deferred(error: BaseException, seconds: float, facts: AttemptFacts) -> Decision:
+    """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
+
+    Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
+    """
+    limit, cause, kind = facts.config.run_timeout_seconds, text_of(error), type(error).__name__
+    deadline = facts.row.deadline
+    left = limit if facts.progressed else facts.time_left
+    at_most = left if deadline is None else min(left, deadline - facts.now)
+    if deadline is not None and at_most < left and seconds >= at_most:
+        message = (
+            f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
+            f"for {seconds:.3g} s ({cause})"
+        )
+        return _timed_out(facts, "DeadlineExceeded", message, {"deadline": deadline}, cause=kind)
+    if seconds >= left:
+        message = (
+            f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
+            f"and {max(left, 0):.3g} s are left ({cause})"
+        )
+        return _timed_out(facts, "TimedOut", message, {"timeout_seconds": limit}, cause=kind)
+    delay = seconds * (1 + facts.jitter())
+    delay = delay if delay < at_most else seconds
+    info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: limit - left + delay}))
+    return (RetryHere if facts.inline else RetryLater)(delay, info, facts.row.failures, deferred=True)
+
+
+def _past_deadline(facts: AttemptFacts, deadline: float) -> End:
+    return _timed_out(facts, "DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline})
+
+
+def _timed_out(facts: AttemptFacts, kind: str, message: str, event: dict[str, Any], **details: Any) -> End:
+    error = ErrorInfo(kind, message, retriable=False, details=details)
+    return End(RunStatus.TIMED_OUT, RunResult(usage=facts.usage(), error=error), event)
 
 
 def with_counted_usage(result: RunResult, counted: dict[str, Any]) -> RunResult:

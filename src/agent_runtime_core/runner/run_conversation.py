@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from .._journal.record import Record
 from ..errors import ContextOverflow, LeaseLost, RequestRefused, StorageBusy, StorageFull, deciding_error, text_of
 from ..interfaces import RunResult
 from ..persistence.stored_history import UNANSWERED
-from ..queue.records import MESSAGE, MailboxMessage, RowChanged
+from ..queue.records import MESSAGE, MailboxMessage
 from ..status import RunStatus
 from .claim import HeldClaim
 from .completion_hooks import HistoryReader
@@ -113,22 +113,7 @@ class UnreadMessages:
         self._claim, self._ctx, self._records = claim, ctx, records
         self._known = max(claim.row.mail_seq, 0 if ctx is None else ctx.messages_read)
 
-    async def end_with(self, result: RunResult, write: Callable[[RunResult, int], Awaitable[RunResult]]) -> RunResult:
-        """Have the end of the run written, again whenever a message has arrived before it.
-
-        Args:
-            result: What the run returned.
-            write: Writes the end with this result, checked against this cursor.
-        """
-        while True:
-            whole = await self._added_to(result)
-            try:
-                return await write(whole, self.cursor)
-            except RowChanged:
-                if not await self._arrived():
-                    raise
-
-    async def _added_to(self, result: RunResult) -> RunResult:
+    async def added_to(self, result: RunResult) -> RunResult:
         """Return the result with the unread messages, marked as unanswered."""
         claim = self._claim
         if self._known == 0 and claim.writer.ends_at_once:  # the usual run, without any message
@@ -147,7 +132,7 @@ class UnreadMessages:
         marked = [_unanswered(message_of(each)) for each in unread]
         return replace(result, final_messages=[*before, *marked])
 
-    async def _arrived(self) -> bool:
+    async def arrived(self) -> bool:
         """Return whether the end was refused because of new messages, and not because the claim is lost."""
         claim = self._claim
         row = await claim.backends.queue.row(claim.row.run_id)

@@ -8,12 +8,11 @@ import copy
 import datetime as _dt
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from .._core.arguments import checked_tenant
@@ -57,15 +56,12 @@ MAX_REFUSED_CLAIMS = 3  # claims of a run in a row whose writes are refused alth
 _warned: set[str] = set()
 
 
-class _InlineRun:
+class _InlineRun(NamedTuple):
     """A run that is executed in its caller's task."""
 
-    def __init__(self, execution: RunExecution) -> None:
-        self.execution = execution
-        self.run_id: str = execution.row.run_id
-        self.within: tuple[str, ...] = ENCLOSING_RUNS.get(())
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.ended: Future[None] = Future()
+    execution: RunExecution
+    within: tuple[str, ...]  # the runs that its caller is part of
+    loop: asyncio.AbstractEventLoop
 
     def release(self) -> None:
         if not self.execution.control.release_requested:
@@ -78,20 +74,23 @@ class InlineRuns:
     def __init__(self, clock: Clock, grace: float) -> None:
         self._clock, self._grace = clock, grace
         self._runs: set[_InlineRun] = set()
+        self._waiting: set[Callable[[], object]] = set()  # called whenever a run has ended
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def executing(self, execution: RunExecution) -> Iterator[None]:
-        """Track a run while the block executes it."""
-        held = _InlineRun(execution)
+    def begin(self, execution: RunExecution) -> _InlineRun:
+        """Track a run until `end`."""
+        held = _InlineRun(execution, ENCLOSING_RUNS.get(()), asyncio.get_running_loop())
         with self._lock:
             self._runs.add(held)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._runs.discard(held)
-            held.ended.set_result(None)
+        return held
+
+    def end(self, held: _InlineRun) -> None:
+        """Track a run no longer."""
+        with self._lock:
+            self._runs.discard(held)
+            waiting = tuple(self._waiting)
+        for wake in waiting:
+            wake()
 
     async def stop(self, until: float) -> None:
         """Let the runs finish until `until` by the monotonic clock, then release them.
@@ -106,49 +105,51 @@ class InlineRuns:
             for held in _outermost(others):
                 if held.execution.control.paused_at is not None:
                     held.release()
-            await _wait_for_one(others, min(0.1, self._grace))
+            await self._wait_for_one(others, min(0.1, self._grace))
         until = now() + SHUTDOWN_SECONDS + self._grace / 5
         while others := self._others(enclosing):
             for held in _outermost(others):
                 held.release()
-            if not await _wait_for_one(others, max(until - now(), 0)):
+            if not await self._wait_for_one(others, max(until - now(), 0)):
                 break
-        for held in self._of_this_loop():
+        here = asyncio.get_running_loop()
+        for held in [each for each in self._all() if each.loop is here]:
             held.execution.control.release_requested = True
             held.execution.control.stop(Stop.RELEASE)
             await held.execution.claim.try_release()
+
+    async def _wait_for_one(self, held: list[_InlineRun], seconds: float) -> bool:
+        """Wait until a run has ended; return False if none did within that many seconds."""
+        loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            call_in_loop(loop, one_ended.set)
+
+        with self._lock:
+            self._waiting.add(wake)
+            if not self._runs.issuperset(held):
+                one_ended.set()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await one_ended.wait()
+        finally:
+            with self._lock:
+                self._waiting.discard(wake)
+        return one_ended.is_set()
 
     def _all(self) -> list[_InlineRun]:
         with self._lock:
             return [held for held in self._runs if not held.loop.is_closed()]
 
     def _others(self, enclosing: tuple[str, ...]) -> list[_InlineRun]:
-        return [held for held in self._all() if held.run_id not in enclosing]
-
-    def _of_this_loop(self) -> list[_InlineRun]:
-        here = asyncio.get_running_loop()
-        return [held for held in self._all() if held.loop is here]
+        return [held for held in self._all() if held.execution.claim.row.run_id not in enclosing]
 
 
 def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
-    run_ids = {each.run_id for each in held}
+    run_ids = {each.execution.claim.row.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
-
-
-async def _wait_for_one(held: list[_InlineRun], seconds: float) -> bool:
-    """Wait until one of these runs has ended; return False if none did within that many seconds."""
-    loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def ended(_: Future[None]) -> None:
-        call_in_loop(loop, one_ended.set)
-
-    for each in held:
-        each.ended.add_done_callback(ended)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await one_ended.wait()
-    return one_ended.is_set()
 
 
 class AgentRunner(RunClient):
@@ -421,38 +422,34 @@ class AgentRunner(RunClient):
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
-    async def _execute_new(
-        self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
-        if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
-        *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
-    ) -> RunResult:  # fmt: skip
-        key = await self._free_key(concurrency_key, input_, parent, tenant)
-        row = self.queue.new_row(
-            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
-            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
-        )  # fmt: skip
-        return await self._execute(row, runtime, if_running)
-
     async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
         """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
-        owner = checked_tenant(tenant)
+        owner = "" if tenant is None else checked_tenant(tenant)
         if parent is None or owner:
             return owner
         found = await self.queue.row(parent)
         return "" if found is None else found.tenant
 
-    async def _free_key(
-        self, given: str | None, input_: Mapping[str, Any], parent: UUID | str | None, tenant: str
-    ) -> str | None:
+    async def _free_key(self, key: str, tenant: str, *, chosen: bool) -> str | None:
         """Return the run's concurrency key; None within a run that holds the slot of the same conversation."""
-        key = concurrency_key_of(given, input_, parent)
-        if key and isinstance(key, str) and (enclosing := await self._enclosing_run(key, tenant)) is not None:
-            if given:
-                raise run_busy_error("behind", enclosing, self.queue.clock.wall())
-            return None
-        return key
+        if (enclosing := await self._enclosing_run(key, tenant)) is None:
+            return key
+        if chosen:
+            raise run_busy_error("behind", enclosing, self.queue.clock.wall())
+        return None
 
-    async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
+    async def _execute_new(
+        self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
+        if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
+        *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
+    ) -> RunResult:  # fmt: skip
+        key = concurrency_key_of(concurrency_key, input_, parent)
+        if key and isinstance(key, str):
+            key = await self._free_key(key, tenant, chosen=bool(concurrency_key))
+        row = self.backends.queue.new_row(
+            run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
+            concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
+        )  # fmt: skip
         reopen, refused, refusals = True, "", 0
         while True:
             self._refuse_closed()
@@ -463,13 +460,16 @@ class AgentRunner(RunClient):
                 if row.deadline is not None:
                     there = there.with_values(deadline=row.deadline)
                 execution = self.new_execution(there, runtime, inline=True)
-                with self._inline_runs.executing(execution):
+                held = self._inline_runs.begin(execution)
+                try:
                     result = await execution.run()
+                finally:
+                    self._inline_runs.end(held)
                 if result is not None:
                     return result
                 if execution.control.release_requested:
                     raise closed()
-                refused = "" if execution.control.lost else execution.row.claim_id
+                refused = "" if execution.control.lost else execution.claim.row.claim_id
             elif outcome == "ended":
                 return await self._result(there)
             elif outcome == "held" and there.claim_id == refused:
@@ -527,7 +527,7 @@ class AgentRunner(RunClient):
             IdempotencyConflict: The id belongs to another run.
         """
         config = self.config
-        outcome, there = await self.queue.take(
+        outcome, there = await self.backends.queue.take(
             row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen, wait=wait
         )
         if outcome == "conflict":

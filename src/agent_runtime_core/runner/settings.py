@@ -198,7 +198,7 @@ def merged_input(input_data: Any, params: Any, *, name: str = "input_data") -> d
     """Return the input of a run, with `params` merged into its "params"; `name` is that of the caller's argument."""
     merged = mapping(name, input_data)
     check_messages(merged)
-    if more := mapping("params", params):
+    if params is not None and (more := mapping("params", params)):
         merged["params"] = {**mapping(f"{name}['params']", merged.get("params")), **more}
     return merged
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .._core.arguments import checked_int
 from .._core.clock import Clock
@@ -203,7 +203,7 @@ class Worker:
         try:
             await task
         finally:
-            releases = [each for each, execution in self._executions.items() if execution.row is rows[0]]
+            releases = [each for each, execution in self._executions.items() if execution.claim.row is rows[0]]
             if releases:
                 await asyncio.wait(releases)
         return True
@@ -244,8 +244,8 @@ class Worker:
         return claimed
 
     def _execution_of(self, row: RunRow) -> RunExecution:
-        agent = self._registry().get(row.agent)
-        return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
+        agent: Any = self._registry().get(row.agent)
+        return self._new_execution(row, agent, inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
         self.queue.delayed_runs.forget(row.run_id)
@@ -347,8 +347,10 @@ class Worker:
 
     def _forget(self, execution: RunExecution) -> None:
         self._suspects.ended(execution)
-        self.slots.release(execution.control)
-        self._wake_for_free_slot()
+        if execution.control.without_slot:
+            self._wake_for_free_slot()
+        else:
+            self.slots.release(execution.control)
 
     def _wake_for_free_slot(self) -> None:
         if self.slots.busy < self.slots.count:  # else the commit that ended a run has claimed another for its slot
