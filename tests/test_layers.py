@@ -138,7 +138,7 @@ ROWS: dict[str, list[str]] = {
         "execution",
         "worker",
         "runner",
-        "open_run reencryption resume_check tenants",
+        "open_run reencryption resume_check tenants verification",
     ],
     "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run", "executor"],
     "loop": ["answers model_settings state", "session", "model_calls prepared_calls", "tool_calls", "turn_loop"],
@@ -183,7 +183,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "check conformance control doctor inspect parser reencrypt runs submit tenants worker",
+        "backup check conformance control doctor inspect parser reencrypt runs submit tenants worker",
         "completion main serve",
     ],
 }

@@ -470,6 +470,7 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
         "doctor --url agents.db", [store],
     )  # fmt: skip
+    _add_backup(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
     conforming = _command(
@@ -496,6 +497,24 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
     )  # fmt: skip
     migrating.add_argument("directory", nargs="?", metavar="DIR",
                            help="directory that contains .agent_runtime (default: the current directory)")  # fmt: skip
+
+
+def _add_backup(commands: Any, plain: argparse.ArgumentParser) -> None:
+    copying = _command(
+        commands, "backup", ".backup:backup", "copy a SQLite file while workers use it, and check the copy",
+        "backup agents.db backups/agents-2026-11-29.db", [plain],
+    )  # fmt: skip
+    copying.add_argument("source", metavar="FILE", help="SQLite file of the runs")
+    copying.add_argument("copy", metavar="COPY", help="the new file; only its owner can read it")
+    checking = _command(
+        commands, "verify", ".backup:verify", "read everything in a store, and say what is damaged",
+        "verify agents.db", [plain],
+    )  # fmt: skip
+    where = checking.add_mutually_exclusive_group()
+    where.add_argument(
+        "store", nargs="?", metavar="STORE", help="SQLite file or URL of the store; default: AGENT_RUNTIME_BACKEND_URL"
+    )
+    where.add_argument("--url", help="another way to name STORE")
 
 
 def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:

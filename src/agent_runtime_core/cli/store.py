@@ -80,7 +80,7 @@ async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterat
     url = args.url or get_config().backend_url or ""
     require_file(url)
     with contents_only_shown() if reads else nullcontext():
-        async with open_store(args.url, Registry(), read_only=reads and not _may_write(_file_of(url))) as runner:
+        async with open_store(args.url, Registry(), read_only=reads and not _may_write(file_of(url))) as runner:
             yield runner
 
 
@@ -95,7 +95,7 @@ def contents_only_shown() -> Iterator[None]:
         use(before)
 
 
-def _file_of(url: str) -> str:
+def file_of(url: str) -> str:
     """Return the path of a SQLite file, "" for a store that is none."""
     scheme, found, rest = url.partition("://")
     return url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
@@ -107,7 +107,7 @@ def _may_write(path: str) -> bool:
 
 def require_file(url: str, fix: str = "Use --url to name an existing file") -> None:
     """Raise InvalidArgument for a missing SQLite file: opening it would create it."""
-    path = _file_of(url)
+    path = file_of(url)
     if path and not os.path.exists(path):
         raise InvalidArgument(f"store {brief(_readable(path), 500)} not found. {fix}")
 

@@ -134,6 +134,16 @@ class ReadOnlySQLite(SharedEngine):
         got = Shown(f"{brief(self.path, 500)}, which has no tables of one")
         return must("path", "be a store of this library", got, "Check the path. Of a copy, copy the -wal file too")
 
+    def back_up(self, target: str) -> None:
+        """Write the file as it is at one moment to the new file `target`. Workers may write meanwhile."""
+        with self._lock:
+            self._read_now(_backed_up, target)
+
+    def problems(self) -> list[str]:
+        """Return what SQLite finds wrong with the pages and indexes of the file."""
+        found: list[str] = self._read_now(_problems)
+        return found
+
     # -- where to read
 
     def source(self) -> Source:
@@ -168,9 +178,6 @@ class ReadOnlySQLite(SharedEngine):
         self._changes += 1
         self._copy = target
 
-    def _back_up(self, path: str, target: str) -> None:
-        self._read_now(_backed_up, target)
-
     def _migrate(self, target: str, operation_set: OperationSet) -> None:
         """Bring an operation set in a temporary file to its newest version."""
         engine = SQLiteEngine(target, "normal", self.clock).share()
@@ -190,7 +197,7 @@ class ReadOnlySQLite(SharedEngine):
             check_version(self.path, operation_set.name, version, newest)
             if version != newest:
                 if version and self._copy is None:
-                    self._use_copy(self._back_up)
+                    self._use_copy(lambda _, target: self.back_up(target))
                 target = self._copy
                 if target is None:
                     target = self._empty = self._temporary("empty.db")
@@ -321,6 +328,11 @@ def _copied(path: str, target: str) -> None:
 def _backed_up(conn: sqlite3.Connection, target: str) -> None:
     with _full_at(target), contextlib.closing(sqlite3.connect(target)) as copy:
         conn.backup(copy)
+
+
+def _problems(conn: sqlite3.Connection) -> list[str]:
+    found = [str(text) for (text,) in conn.execute("PRAGMA integrity_check(20)")]
+    return [] if found == ["ok"] else found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,95 @@
+"""`agent-runtime backup` and `verify`: copy a SQLite file while workers use it, and check a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from .._core.validation import Shown, must
+from ..config import get_config
+from ..errors import brief
+from ..registry import Registry
+from ..runner.verification import Verification, verify_store
+from .output import print_json, print_line, warn
+from .store import contents_only_shown, file_of, open_store, require_file
+
+_SHOWN: Final = 20  # places that are printed
+
+
+async def backup(args: Namespace) -> int:
+    """Copy a SQLite file, check the copy, and print what it contains; return 1 if something in it is damaged."""
+    if not file_of(args.source):
+        fix = "To copy a Redis store, use the snapshots of its server"
+        raise must("FILE", "be a SQLite file", Shown(brief(args.source, 500)), fix)
+    require_file(args.source, "Check the path")
+    with _new_file(args.copy) as part:
+        async with open_store(args.source, Registry(), read_only=True) as runner:
+            engine: Any = runner.queue.commits
+            engine.back_up(part)
+        found = await _verified(part)
+    if not args.json:
+        print_line(f"copied {args.source} to {args.copy}")
+    return _report(found, args.json)
+
+
+@contextlib.contextmanager
+def _new_file(name: str) -> Iterator[str]:
+    """Create an empty file, and give it its name once the block has filled it; delete it if the block fails."""
+    path = os.path.abspath(name)
+    if os.path.lexists(path):
+        raise must("COPY", "be a file that does not exist", Shown(brief(name, 500)), "Choose another name")
+    part = f"{path}.part"
+    os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # what is in it may be secret
+    try:
+        yield part
+        _flush(part)
+        os.rename(part, path)
+        _flush(os.path.dirname(path))
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+async def verify(args: Namespace) -> int:
+    """Read everything in a store, and print what it contains; return 1 if something is damaged."""
+    url = args.store or args.url or get_config().backend_url
+    require_file(url or "", "Check the path")
+    return _report(await _verified(url), args.json)
+
+
+async def _verified(url: str | None) -> Verification:
+    with contents_only_shown():
+        async with open_store(url, Registry(), read_only=True) as runner:
+            return await verify_store(runner)
+
+
+def _flush(path: str) -> None:
+    """Have the system write a file or a directory to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _report(found: Verification, as_json: bool) -> int:
+    if as_json:
+        print_json(asdict(found))
+    else:
+        statuses = ", ".join(f"{count} {status}" for status, count in found.runs.items())
+        print_line(f"runs: {sum(found.runs.values())}{f' ({statuses})' if statuses else ''}")
+        for name in ("records", "events", "messages"):
+            print_line(f"{name}: {getattr(found, name)}")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.documents.items()))
+        print_line(f"documents: {sum(found.documents.values())}{f' ({kinds})' if kinds else ''}")
+        print_line(f"damaged: {len(found.damaged)}")
+    for place, reason in [*found.damaged.items()][:_SHOWN]:
+        warn(f"{place}: {reason}")
+    if len(found.damaged) > _SHOWN:
+        warn(f"{len(found.damaged) - _SHOWN} more. Use --json to list them")
+    return 1 if found.damaged else 0
