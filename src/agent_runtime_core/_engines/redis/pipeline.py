@@ -320,9 +320,11 @@ class CommitPipeline:
         return again
 
     def _answered(
-        self, batch: Sequence[ScriptCall], answers: Sequence[bytes],
+        self,
+        batch: Sequence[ScriptCall],
+        answers: Sequence[bytes],
         wake: Callable[[Sequence[ScriptCall]], None] = resolve_all,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._answered_at = time.monotonic()
         if not isinstance(answers, list) or len(answers) != len(batch):
             self._failed(batch, NoReply(f"{self._connection.place} answers something else: {brief(answers, 300)}"))
