@@ -79,6 +79,7 @@ class Size:
 def in_turns(rounds: int, *measures: Callable[[], float]) -> list[float]:
     """The median of each measure, taken in turns so that all meet the same machine; the order changes each round."""
     taken: list[list[float]] = [[] for _ in measures]
+    frozen = gc.get_freeze_count()  # a process of pytest has frozen all that it imported, and that stays
     for number in range(rounds):
         for index in range(len(measures)):
             index = (index + number) % len(measures)
@@ -88,7 +89,8 @@ def in_turns(rounds: int, *measures: Callable[[], float]) -> list[float]:
             try:
                 taken[index].append(measures[index]())
             finally:
-                gc.unfreeze()
+                if not frozen:
+                    gc.unfreeze()
     return [statistics.median(each) for each in taken]
 
 

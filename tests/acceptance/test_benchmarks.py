@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import growth, http_server, inspector, page, report, run
-from benchmarks.floor import Line, Size
+from benchmarks.floor import Line, Size, in_turns
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import server
 from benchmarks.peers.bars import FOUR, IDLE, ROWS, SIXTEEN, Bar, Row
@@ -114,6 +115,14 @@ def test_the_page_shows_figures_targets_and_misses() -> None:
     assert "| a \\| cost | 1.5 MB |  |  |  |  |\n" in text
     assert "Measured on 2026-11-27 " in text.partition("## Where work grows")[2]
     assert text.count("0 of 0 targets were missed.") == 1
+
+
+def test_what_a_process_has_frozen_stays_frozen() -> None:
+    """Otherwise each later collection of a process of pytest-xdist looks through all tests, for half a second."""
+    gc.freeze()
+    before = gc.get_freeze_count()
+    in_turns(1, lambda: 0.0)
+    assert gc.get_freeze_count() > before // 2
 
 
 def test_an_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
