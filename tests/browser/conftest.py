@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -262,13 +262,15 @@ def inspect() -> Iterator[Callable[..., Inspected]]:
         yield lambda *args: processes.enter_context(Inspected(*args))
 
 
-def axe_findings(page: Page) -> list[str]:
-    """What axe-core finds of serious or critical impact, in both themes."""
+Scheme = Literal["light", "dark"]
+
+
+def axe_findings(page: Page, *schemes: Scheme) -> list[str]:
+    """What axe-core finds of serious or critical impact in these themes, or in both."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = []
-    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-    for scheme in schemes:
+    for scheme in schemes or get_args(Scheme):
         page.emulate_media(color_scheme=scheme)
         results = Axe().run(page)
         for each in results.response["violations"]:

@@ -152,7 +152,7 @@ def test_hostile_texts_are_only_text(tmp_path: Path, disk: Disk) -> None:
 
     hostile_run(tmp_path / "hostile")
     for name in GROUPS:
-        page = disk.open(tmp_path / f"{name}.html")
+        page = disk.open(tmp_path / f"{name}.html", height=2_000)
         # Only the keys and the agents of the runs differ.
         for part in PARTS if name == "elements" else PARTS[:1]:
             parts = page.get_by_role("navigation", name="Parts of the run")

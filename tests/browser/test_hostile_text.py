@@ -87,9 +87,19 @@ def foreign(found: dict[str, set[str]], known: dict[str, set[str]]) -> dict[str,
     return {path: names - every for path, names in found.items() if names - every}
 
 
-def test_lists_and_the_parts_of_a_run_with_all_of_the_texts(pages: dict[str, Page]) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([("wide", "events"), ("planned", "plan")], id="some"),
+        pytest.param([(run, tab) for run in ("wide", "planned") for tab in TABS], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_lists_and_the_parts_of_a_run_with_all_of_the_texts(
+    pages: dict[str, Page], parts: list[tuple[str, str]]
+) -> None:
+    """The other parts show each text too, one at a time, in the next test."""
     paths: list[tuple[str, ...]] = [(name,) for name in LISTS]
-    paths += [("runs", run, tab) for run in ("wide", "planned") for tab in TABS]
+    paths += [("runs", *part) for part in parts]
     paths += [("compare", "wide", "planned")]
     known, found = (names_on(pages[kind], paths) for kind in ("harmless", "hostile"))
     assert foreign(found, known) == {}
@@ -101,9 +111,9 @@ def test_lists_and_the_parts_of_a_run_with_all_of_the_texts(pages: dict[str, Pag
 
 
 @pytest.mark.parametrize("pages", [LOW], indirect=True)
-@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_page_of_a_run_with_the_text_in_every_field(each: int, pages: dict[str, Page]) -> None:
-    """The head, the question with its form, and one part after the other, for each third text or for all."""
+    """The head, the question with its form, and one part after the other, for each seventh text or for all."""
     known: dict[str, set[str]] = {}
     plain = harmless(STORABLE)
     for number, tab in enumerate(TABS):

@@ -103,7 +103,7 @@ def test_a_copy_that_nobody_may_write_is_inspected_without_actions(
                 "^(Cancel|Resume|Signal|Message|Fork|Delete|Requeue|Discard|Answer|Approve|Decline|New run|Submit)"
             )
             expect(page.locator("main").get_by_role("button", name=words)).to_have_count(0)
-            assert axe_findings(page) == []
+        assert axe_findings(page) == []
         visit(page, "runs", "ticker-200", "events")
         expect(page.get_by_text("The run has finished")).to_be_visible()
         assert [each.name for each in folder.iterdir()] == ["agents.db"]

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.browser.conftest import Guard, OpenPage, launched
 from tests.server.conftest import TOKEN, Served
 
@@ -67,13 +65,12 @@ def test_another_host_name_for_this_server_gets_nothing(
         browser.close()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_form_is_accessible(served: Served, open_page: OpenPage, guard: Guard, dark: bool) -> None:
+def test_the_form_is_accessible(served: Served, open_page: OpenPage, guard: Guard) -> None:
     from playwright.sync_api import expect
 
     from tests.browser.conftest import axe_findings
 
     guard.allow("status of 401")
-    page = open_page(served.url, width=360, dark=dark)
+    page = open_page(served.url, width=360)
     expect(page.get_by_label("Token")).to_be_visible()
     assert axe_findings(page) == []

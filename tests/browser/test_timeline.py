@@ -42,7 +42,7 @@ def bars_width(page: Page, name: str) -> float:
     return box["width"]
 
 
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 360])
 def test_a_step_is_opened_linked_and_closed(served: Served, open_page: OpenPage, width: int) -> None:
     page = timeline(open_page, served, "refund-1005", width=width)
     expect(row(page, "find_order")).to_have_accessible_name("find_order, done, 1.3 s")
