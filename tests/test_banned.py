@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import for_each
+from tests.support.sources import TOGETHER, nodes, parsed
+
+pytestmark = TOGETHER
 
 SOURCE = Path(__file__).parents[1] / "src" / "agent_runtime_core"
 
@@ -35,7 +38,7 @@ CLOCK_FILE = "_core/clock.py"
 
 def banned(text: str) -> list[str]:
     """What `text` uses and should not, each with its line."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     constants: set[str] = set()
     for name, value in _assignments(tree.body):
         if value is not None and _is_constant(value, constants):
@@ -192,7 +195,7 @@ REFUSALS = {"InvalidArgument", "InvalidTurn", "BadArguments", "UnknownSetting"}
 def told_in_full(text: str) -> list[str]:
     """Parameters of a function that its refusals show by `!r`: a repr may be endless, or not to be had."""
     found = []
-    for fn in ast.walk(ast.parse(text)):
+    for fn in nodes(text):
         if not isinstance(fn, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         given = {each.arg for each in ast.walk(fn.args) if isinstance(each, ast.arg)} - {"self", "cls"}
@@ -259,7 +262,7 @@ PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 
 def opening(text: str) -> Counter[str]:
     """Where `text` opens files by their path, or has at hand what does: functions and imports."""
-    return Counter(_opening(ast.parse(text), ""))
+    return Counter(_opening(parsed(text), ""))
 
 
 def _opening(node: ast.AST, inside: str) -> Iterator[str]:

@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import TOGETHER, nodes
+
+pytestmark = TOGETHER
+
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "agent_runtime_core"
 #: Idioms in 1,000 words of docstrings and of pages, and comments with an idiom in 100, at most.
@@ -49,7 +53,7 @@ MESSAGE_CALLS = frozenset(
 
 
 def docstrings(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
@@ -70,7 +74,7 @@ def prose(page: str) -> str:
 
 def messages(text: str) -> Iterator[str]:
     """Return the strings of errors, warnings, log records and command-line help."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Raise) and node.exc is not None:
             message: ast.AST = node.exc
         elif isinstance(node, ast.Call) and _called(node) in MESSAGE_CALLS:
@@ -141,7 +145,7 @@ def test_no_module_has_a_retired_name() -> None:
 def test_the_library_uses_no_retired_name() -> None:
     found = []
     for path, text in modules():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             name = next((getattr(node, field) for field in ("id", "attr", "name", "arg") if hasattr(node, field)), None)
             if name in WORDS["names"]:
                 found.append(f"{path}: {name} is {WORDS['names'][name]}")

@@ -8,6 +8,7 @@ circle. Three more tables hold the size: `BUDGET`, `PRIVATE` and the limits of a
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -19,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import for_each
+from tests.support.sources import TOGETHER, nodes, parsed
+
+pytestmark = TOGETHER
 
 ROOT = "agent_runtime_core"
 REPOSITORY = Path(__file__).parents[1]
@@ -288,7 +292,7 @@ def _violations_of(path: str, text: str, modules: set[str]) -> list[tuple[int, s
     for package, levels in LEVELS.items():
         if module.startswith(f"{package}.") and _unit(module, package) not in {*levels, "__init__"}:
             found.append((1, f"{_unit(module, package)!r} is in no row of {package!r}"))
-    tree = ast.parse(text)
+    tree = parsed(text)
     at_top, for_types = _top_level(tree)
     lazy_init = module.split(".")[-1] == "__init__"
     for node in ast.walk(tree):
@@ -426,11 +430,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     imports: dict[str, set[str]] = {}
     for path, text in files.items():
         module = path.removesuffix(".py").replace("/", ".")
-        tree = ast.parse(text)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        found = [node for node in nodes(text) if isinstance(node, ast.Import | ast.ImportFrom)]
         if module.endswith("__init__"):
-            nodes = [node for node in nodes if node not in _top_level(tree)[1]]
-        targets = {target.removeprefix(f"{ROOT}.") for node in nodes for target in _targets(node, module, modules)}
+            found = [node for node in found if node not in _top_level(parsed(text))[1]]
+        targets = {target.removeprefix(f"{ROOT}.") for node in found for target in _targets(node, module, modules)}
         imports[module] = targets & modules
     while leaves := [module for module, targets in imports.items() if not targets & imports.keys()]:
         for module in leaves:
@@ -447,10 +450,11 @@ def test_the_tables_name_only_what_is_there() -> None:
         assert set(levels) - units == set(), package
 
 
+@functools.cache
 def code_lines(text: str) -> int:
     """Return how many lines have code, without docstrings, comments and blank lines."""
     prose: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -469,7 +473,7 @@ def importers(files: dict[str, str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {module: set() for module in modules}
     for path, text in files.items():
         module = path.removesuffix(".py").replace("/", ".")
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for target in _targets(node, module, modules):
                     found.get(target.removeprefix(f"{ROOT}."), set()).add(module)
@@ -508,7 +512,7 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
         only = next(iter(users[module])) if len(users[module]) == 1 else "__init__"
         if not {module.split(".")[-1], only.split(".")[-1]} & {"__init__"} and code_lines(text) < SHORTEST_MODULE:
             found.append(f"{path}: {code_lines(text)} code lines, only for {only}")
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 docstring = node.body[0] if ast.get_docstring(node) else None
                 lines = (node.end_lineno or 0) - node.lineno + 1
@@ -531,7 +535,7 @@ def test_adapters_of_other_people_import_promised_packages_only() -> None:
     theirs = sorted((REPOSITORY / "tests/contract/third_party").glob("*.py"))
     assert theirs
     for path in theirs:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path.read_text("utf-8")):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == ROOT:
                 assert (node.module or "").split(".")[1] in FOR_ADAPTERS, f"{path.name}: {node.module}"
 
