@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.framework_kills import check_kills
+from tests.support.framework_kills import WAYS, check_kills
 
 pytest.importorskip("langgraph")
 
 PROGRAM = "tests.integrations.langgraph_program"
 
 
-def test_no_recorded_call_is_repeated(tmp_path: Path) -> None:
-    calls = check_kills(PROGRAM, "{folder}/runs.db", tmp_path)
+@WAYS
+def test_no_recorded_call_is_repeated(tmp_path: Path, both_ways: bool) -> None:
+    calls = check_kills(PROGRAM, "{folder}/runs.db", tmp_path, both_ways=both_ways)
     assert calls == ["model 1", "price tea", "price milk", "model 2", "order tea", "model 3"]

@@ -8,16 +8,18 @@ import pytest
 
 pytest.importorskip("agents")
 
-from tests.support.framework_kills import Program, check_kills, logged
+from tests.support.framework_kills import WAYS, Program, check_kills, logged
 
 
+@WAYS
 @pytest.mark.parametrize(
     ("program", "calls"),
     [("openai_agents_program", 8), ("openai_agents_streamed_program", 5)],
     ids=["plain", "streamed"],
 )
-def test_a_kill_at_each_call(tmp_path: Path, program: str, calls: int) -> None:
-    assert len(check_kills(f"tests.integrations.{program}", "{folder}/runs.db", tmp_path)) == calls
+def test_a_kill_at_each_call(tmp_path: Path, program: str, calls: int, both_ways: bool) -> None:
+    made = check_kills(f"tests.integrations.{program}", "{folder}/runs.db", tmp_path, both_ways=both_ways)
+    assert len(made) == calls
 
 
 def test_a_guarded_tool_call_that_was_killed_is_not_repeated(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.framework_kills import check_kills
+from tests.support.framework_kills import WAYS, check_kills
 
 pytest.importorskip("pydantic_ai")
 
@@ -14,8 +14,9 @@ STORE = "{folder}/runs.db"
 CALLS = ["model 1", "price tea", "price milk", "model 2", "order 2 tea", "model 3"]
 
 
-def test_recorded_calls_of_an_agent_are_not_repeated(tmp_path: Path) -> None:
-    assert check_kills("tests.integrations.pydantic_ai_program", STORE, tmp_path) == CALLS
+@WAYS
+def test_recorded_calls_of_an_agent_are_not_repeated(tmp_path: Path, both_ways: bool) -> None:
+    assert check_kills("tests.integrations.pydantic_ai_program", STORE, tmp_path, both_ways=both_ways) == CALLS
 
 
 @pytest.mark.slow  # repeats the kind above

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.warm import PATIENCE, Warm
 
 OUTPUT = "output: "
@@ -101,8 +103,14 @@ class Program(Warm):
         return json.loads(printed[0].removeprefix(OUTPUT))
 
 
-def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int = 2) -> list[str]:
-    """Kill a program at each of its calls in both ways, resume it, and compare; the labels of the undisturbed calls.
+#: Of a test: whether a program is killed at each call in both ways, or in one, first this way and then that.
+WAYS = pytest.mark.parametrize("both_ways", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "both"])
+
+
+def check_kills(
+    program: str, store_url: str, tmp_path: Path, *, both_ways: bool = True, at_least: int = 2
+) -> list[str]:
+    """Kill a program at each of its calls, resume it, and compare; the labels of the undisturbed calls.
 
     Each kill has a folder of its own: `{folder}` in `store_url` is replaced by its path, and `{name}` by its name. The
     final output must be that of the undisturbed run, and no call may begin twice except the one that was killed.
@@ -112,7 +120,8 @@ def check_kills(program: str, store_url: str, tmp_path: Path, *, at_least: int =
         assert len(calls) >= at_least, calls
         assert len(set(calls)) == len(calls), f"labels of calls must differ: {calls}"
         for number in range(1, len(calls) + 1):
-            for mode in ("", ":recorded"):
+            modes = ("", ":recorded")
+            for mode in modes if both_ways else [modes[number % 2]]:
                 kill_at = f"{number}{mode}"
                 store, log = _place(store_url, tmp_path, f"kill-{number}{mode.replace(':', '-')}")
                 assert killed.run(store, log, kill_at) is None
