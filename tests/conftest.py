@@ -77,6 +77,16 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{start if isinstance(start, str) else start.decode('ascii', 'backslashreplace')}... of {len(val)}"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, of which there is little, in more and more that stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj
