@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,11 +83,8 @@ def test_something_else_is_no_application() -> None:
         install_error_handlers(3)  # type: ignore[arg-type]
 
 
-def test_the_program_of_the_guide_passes_a_strict_type_check(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api")
+def test_the_program_of_the_guide_is_the_one_that_type_checkers_check() -> None:
+    """To check it here would take mypy as long as it takes for a tenth of the library, which it checks anyway."""
     page = (ROOT / "docs/guide/fastapi.md").read_text("utf-8")
     [program] = re.findall(r"<!-- docs: file refunds.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    file = tmp_path / "refunds.py"
-    file.write_text(program)
-    out, errors, code = api.run(["--strict", "--no-incremental", "--config-file=", str(file)])
-    assert (code, errors) == (0, ""), out
+    assert program == (ROOT / "tests/typing/refunds.py").read_text("utf-8"), "copy it there"
