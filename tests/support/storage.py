@@ -11,10 +11,20 @@ import pytest
 
 
 def kinds(table: Iterable[str], theirs: str) -> list[Any]:
-    """A parameter for each backend of a table, and for one of a third party, without and with a codec."""
+    """A parameter for each backend of a table, and for one of a third party, without and with a codec.
+
+    One module encodes for all backends, and the backend in memory keeps what it gets: with a codec it repeats the others.
+    """
     names = [*((name, name) for name in table), (theirs, "theirs")]
     return [
-        pytest.param(f"{name}{codec}", id=f"{short}{codec}", marks=[pytest.mark.redis] if name == "redis" else [])
+        pytest.param(
+            f"{name}{codec}",
+            id=f"{short}{codec}",
+            marks=[
+                *([pytest.mark.redis] if name == "redis" else []),
+                *([pytest.mark.all_backends] if codec and name == "memory" else []),
+            ],
+        )
         for codec in ("", "+codec")
         for name, short in names
     ]
