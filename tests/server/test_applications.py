@@ -84,7 +84,7 @@ def test_something_else_is_no_application() -> None:
 
 
 def test_the_program_of_the_guide_is_the_one_that_type_checkers_check() -> None:
-    """To check it here would take mypy as long as it takes for a tenth of the library, which it checks anyway."""
+    """`scripts/check` reads FastAPI and the library once for all files."""
     page = (ROOT / "docs/guide/fastapi.md").read_text("utf-8")
     [program] = re.findall(r"<!-- docs: file refunds.py -->\n```python\n(.*?)```", page, re.DOTALL)
     assert program == (ROOT / "tests/typing/refunds.py").read_text("utf-8"), "copy it there"

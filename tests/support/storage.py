@@ -13,7 +13,7 @@ import pytest
 def kinds(table: Iterable[str], theirs: str) -> list[Any]:
     """A parameter for each backend of a table, and for one of a third party, without and with a codec.
 
-    One module encodes for all backends, and the backend in memory keeps what it gets: with a codec it repeats the others.
+    One module encodes for all backends, and the one in memory keeps what it gets: with a codec it repeats the others.
     """
     names = [*((name, name) for name in table), (theirs, "theirs")]
     return [
