@@ -72,9 +72,23 @@ def make_app(runner: AgentRunner, orchestrator: Orchestrator, turns: TurnManager
     return make
 
 
+_documents: list[dict[str, Any]] = []
+
+
 @pytest.fixture
 def app(make_app: Callable[..., FastAPI]) -> FastAPI:
-    return make_app()
+    """Such an application without more arguments. Its OpenAPI document, which takes longer to make than most tests, is
+    made once for all of them."""
+    made = make_app()
+    make = made.openapi
+
+    def openapi() -> dict[str, Any]:
+        if not _documents:
+            _documents.append(make())
+        return _documents[0]
+
+    made.openapi = openapi  # type: ignore[method-assign]
+    return made
 
 
 def client_of(app: Any, token: str | None = TOKEN, **options: Any) -> httpx.AsyncClient:

@@ -123,8 +123,8 @@ def live(
 
 
 @pytest.fixture
-def port(make_app: Callable[..., Any], live: Callable[..., LiveServer]) -> int:
-    return live(make_app()).port
+def port(app: Any, live: Callable[..., LiveServer]) -> int:
+    return live(app).port
 
 
 def get(connection: Connection, path: str = "/openapi.json", *headers: str) -> Response:
@@ -195,10 +195,9 @@ def every_path(app: Any) -> list[tuple[str, str]]:
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "127.0.0.1:{port}@x"]
 )
 def test_a_page_of_another_name_gets_nothing_of_any_route(
-    make_app: Callable[..., Any], live_server: Callable[..., LiveServer], connect: Connect, host: str
+    app: Any, live_server: Callable[..., LiveServer], connect: Connect, host: str
 ) -> None:
     """What a browser sends after DNS rebinding: the name of the page as the host, and as the origin if it sends one."""
-    app = make_app()
     port = live_server(app).port
     host = host.format(port=port)
     paths = every_path(app)
