@@ -30,6 +30,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
+from tests.support.backends import backends
 from tests.support.effects import stored_effects
 from tests.support.redis_servers import RedisServer
 from tests.support.runs import Script
@@ -230,7 +231,11 @@ async def check(runner: AgentRunner, agents: Agents) -> None:
     await _check_documents(runner.persistence)
 
 
-KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+NAMES = ("memory", "sqlite", "redis")
+KINDS = backends(NAMES)
+#: For files about code above the engines. In each of them, some tests are on every engine.
+MOSTLY_SQLITE = backends(NAMES, default=["sqlite"])
+ON_EVERY_ENGINE = pytest.mark.parametrize("place", KINDS, indirect=True)
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:

@@ -17,7 +17,7 @@ from agent_runtime_core.errors import IdempotencyConflict
 from agent_runtime_core.runner import AgentRunner, reencrypt
 from agent_runtime_core.steps import StepExecutor
 from tests.support.effects import WAYS, Paid, Way, by_step
-from tests.support.reencryption import BOTH, DIGEST_KEY, KEYS, KINDS, NEW, OLD, Place, place_of
+from tests.support.reencryption import BOTH, DIGEST_KEY, KEYS, MOSTLY_SQLITE, NEW, OLD, ON_EVERY_ENGINE, Place, place_of
 from tests.support.runs import Body, Script
 
 
@@ -69,7 +69,7 @@ SWITCHES = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MOSTLY_SQLITE)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
@@ -210,6 +210,7 @@ async def test_an_interrupted_reencryption_makes_no_effect_invisible(
     await trial.check(switch.after)
 
 
+@ON_EVERY_ENGINE
 async def test_of_two_runs_at_once_before_and_after_the_switch_one_does_it(place: Place) -> None:
     for switch in (each for each in SWITCHES.values() if not each.needs_reencrypt):
         for first in (0, 1):
@@ -274,6 +275,7 @@ async def test_a_result_is_not_reused_for_arguments_that_cannot_be_compared(plac
     assert len(trial.paid.by) == 2
 
 
+@ON_EVERY_ENGINE
 async def test_other_arguments_stay_another_effect(place: Place) -> None:
     """Only digests of an unknown key count as equal to all others."""
     paid = Paid()
@@ -295,6 +297,7 @@ async def test_other_arguments_stay_another_effect(place: Place) -> None:
         assert len(paid.by) == 2
 
 
+@ON_EVERY_ENGINE
 async def test_a_step_that_fails_after_the_switch_leaves_no_row(place: Place) -> None:
     """Its start was stored under another digest than its end."""
     paid, fails = Paid(), [True]

@@ -12,11 +12,11 @@ import pytest
 from agent_runtime_core.errors import RunFailed
 from tests.support.backends import backends
 from tests.support.random_payments import History, Node, numbered
-from tests.support.reencryption import KINDS, Place, place_of
+from tests.support.reencryption import MOSTLY_SQLITE, ON_EVERY_ENGINE, Place, place_of
 from tests.support.runs import Script
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MOSTLY_SQLITE)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
@@ -62,6 +62,7 @@ class Shop:
         return place.runner(None, Script(self.root, "root"), Script(self.kid, "kid"))
 
 
+@ON_EVERY_ENGINE
 @pytest.mark.parametrize("policy", ["fail", "review"])
 async def test_a_child_in_doubt_that_is_called_again_does_not_pay_again(policy: str, place: Place) -> None:
     shop = Shop(policy)

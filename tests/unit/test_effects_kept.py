@@ -24,11 +24,11 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig, reencrypt
 from agent_runtime_core.runner.retention import forget
 from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.state.base import StateStore
-from tests.support.reencryption import BOTH, KINDS, NEW, OLD, Place, place_of
+from tests.support.reencryption import BOTH, MOSTLY_SQLITE, NEW, OLD, ON_EVERY_ENGINE, Place, place_of
 from tests.support.runs import Script
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MOSTLY_SQLITE)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
@@ -138,6 +138,7 @@ async def test_a_fork_refuses_what_a_deleted_child_did(codec: Any, place: Place)
         firm.check()
 
 
+@ON_EVERY_ENGINE
 async def test_rows_of_children_go_with_the_last_run_of_the_tree(place: Place) -> None:
     firm = Firm()
     async with firm_of(place, firm) as runner:
@@ -253,6 +254,7 @@ async def test_a_child_that_joins_after_its_caller_was_deleted_is_kept_for_forks
         firm.check()
 
 
+@ON_EVERY_ENGINE
 async def test_a_live_child_is_not_deleted(place: Place) -> None:
     firm = Firm()
     async with firm_of(place, firm) as runner:
@@ -318,6 +320,7 @@ async def test_runs_without_guarded_steps_store_and_read_no_rows(place: Place, m
         assert place.effects() == 0
 
 
+@ON_EVERY_ENGINE
 async def test_rows_of_deleted_children_are_encrypted_again(place: Place) -> None:
     """No stored run is in their lineage. It is found from the lineage of the caller."""
     firm = Firm()
@@ -537,6 +540,7 @@ def test_no_effect_happens_twice_in_a_random_tree_in_memory(actions: list[tuple[
     asyncio.run(_try(Place("memory", Path()), actions))
 
 
+@ON_EVERY_ENGINE
 async def test_no_effect_happens_twice_in_a_random_tree(place: Place) -> None:
     if place.kind == "memory":
         pytest.skip("tried above")

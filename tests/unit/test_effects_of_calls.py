@@ -11,14 +11,14 @@ import pytest
 
 from agent_runtime_core.errors import AgentRuntimeError, RunFailed
 from agent_runtime_core.runner import AgentRunner, reencrypt
-from tests.support.reencryption import BOTH, KINDS, NEW, OLD, Place, place_of
+from tests.support.reencryption import BOTH, MOSTLY_SQLITE, NEW, OLD, ON_EVERY_ENGINE, Place, place_of
 from tests.support.runs import Body, Script
 from tests.unit.test_effects_kept import discard_all, forked, refused, work
 
 Call = Callable[[Any, str, dict[str, Any]], Awaitable[Any]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MOSTLY_SQLITE)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
@@ -100,6 +100,7 @@ async def test_a_fork_finds_what_a_later_call_has_paid(arguments: bool, codec: A
         await discard_all(runner, place)
 
 
+@ON_EVERY_ENGINE
 async def test_a_fork_finds_it_after_both_callers_and_children_were_deleted(place: Place) -> None:
     office = Office()
     async with place.runner(OLD, *office.scripts) as runner:
@@ -211,6 +212,7 @@ async def test_calls_with_other_inputs_are_other_effects_if_the_step_has_no_argu
         assert sorted(paid) == [0, 1, 2]
 
 
+@ON_EVERY_ENGINE
 async def test_children_with_keys_are_separate(place: Place) -> None:
     paid: list[str] = []
 

@@ -22,11 +22,11 @@ from agent_runtime_core.errors import AgentRuntimeError
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.steps import AlreadyDone
-from tests.support.reencryption import KINDS, Place, place_of
+from tests.support.reencryption import MOSTLY_SQLITE, ON_EVERY_ENGINE, Place, place_of
 from tests.support.runs import Script
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MOSTLY_SQLITE)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
@@ -160,6 +160,7 @@ async def test_a_payment_with_the_key_of_a_payment_in_doubt_is_made_once(
     assert program.paid[1] == 1
 
 
+@ON_EVERY_ENGINE
 @pytest.mark.parametrize("way", ["direct", "inside"])
 async def test_the_next_payment_has_the_next_key(way: str, place: Place) -> None:
     """Also after the resumed attempt has received the result of the second one."""
