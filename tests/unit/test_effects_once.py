@@ -57,7 +57,7 @@ def played(kind: str, examples: int, also: str = "fork") -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "also", "examples"), [("memory", "fork", 40), ("sqlite", "fork", 20), ("memory", "deploy", 20)]
+    ("kind", "also", "examples"), [("memory", "fork", 20), ("sqlite", "fork", 5), ("memory", "deploy", 10)]
 )
 def test_no_effect_happens_twice(kind: str, also: str, examples: int) -> None:
     played(kind, examples, also)
