@@ -279,12 +279,12 @@ def test_what_cannot_be_read_is_left_out_and_said(tmp_path: Path) -> None:
     ("name", "unit", "words"),
     [
         ("large.md", "Ten words make one sentence of this rather large file.\n", 1_818_180),
-        ("large.txt", "x", 1),
         ("large.md", "[", 1),
-        ("large.md", "```python\n", 1_000_000),
         ("large.rst", "`a <", 2_500_001),
         ("large.py", "import (", 0),
-        ("large.py", '"""', 0),
+        pytest.param("large.txt", "x", 1, marks=pytest.mark.slow),
+        pytest.param("large.md", "```python\n", 1_000_000, marks=pytest.mark.slow),
+        pytest.param("large.py", '"""', 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_file_of_10_mb_is_analysed_in_time(tmp_path: Path, name: str, unit: str, words: int) -> None:

@@ -34,7 +34,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
     response_schema_conformance,
 )
 
-EXAMPLES: Final = 10  # for each operation, of each kind
+EXAMPLES: Final = 5  # for each operation, of each kind
 MANY_EXAMPLES: Final = 60
 LEFT_OUT: Final = ("/events", "/session", "/socket")  # streams, and sign-in
 CHECKS: Final = [

@@ -105,10 +105,11 @@ FUNCTIONS = [
 ] + [(fcntl, "flock")]  # fmt: skip
 
 
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "with another"])
 @pytest.mark.parametrize(("owner", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
 async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
-    tmp_path: Path, owner: Any, name: str, with_peer: bool, request: pytest.FixtureRequest
+    tmp_path: Path, owner: Any, name: str, with_peer: bool, each: int, request: pytest.FixtureRequest
 ) -> None:
     if with_peer:
         request.getfixturevalue("peer")
@@ -117,7 +118,7 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
     before = len(os.listdir("/proc/self/fd"))
     # Alone, what is refused is mostly the making of the directory; the next tests refuse it with other errors.
     for number in (errno.EMFILE, errno.EACCES) if with_peer else (errno.EMFILE,):
-        for nth in range(1, 60):
+        for nth in range(1, 60, each):
             # A name of its own for the first, so that everything is made; then one that is there.
             path = tmp_path / ("a.db" if with_peer or nth % 2 else f"{number}-{nth}.db")
             with pytest.MonkeyPatch.context() as patch:
@@ -131,7 +132,7 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
             pytest.fail("more than 60 calls")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
-    left = {each.name for each in (tmp_path / "a.db.live").iterdir()}
+    left = {path.name for path in (tmp_path / "a.db.live").iterdir()}
     assert left == ({"commit.lock", f"{PEER}.lock", f"{PEER}.bell"} if with_peer else {"commit.lock"})
 
 
