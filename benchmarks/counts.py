@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from agent_runtime_core._core.lazy_import import load
 from agent_runtime_core._engines import commit_request
@@ -77,7 +77,7 @@ class Calls:
 
     def close(self) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that None is allowed
+        threading.setprofile(None)  # type: ignore[arg-type, unused-ignore]  # an older typeshed does not know None
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ async def _statements(path: Path) -> Iterator[tuple[str, float]]:
     connect, executed, pages = sqlite3.connect, list[str](), 0
 
     def traced(*args: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*args, **options)
+        connection: sqlite3.Connection = connect(*args, **options)
         connection.set_trace_callback(executed.append)
         return connection
 
@@ -360,7 +360,7 @@ def counts(folder: Path) -> dict[str, float]:
         client: Any = None
         with contextlib.suppress(NoServer, MissingDependency):
             stores["Redis"] = stack.enter_context(started())
-            client = stack.enter_context(contextlib.closing(load("redis:Redis").from_url(stores["Redis"])))
+            client = stack.enter_context(contextlib.closing(cast("Any", load("redis:Redis")).from_url(stores["Redis"])))
         for store, url in stores.items():
             for measure in MEASURES:
                 if store == "Redis" and measure in (_inside, _traced):

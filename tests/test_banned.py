@@ -39,15 +39,26 @@ CLOCK_FILE = "_core/clock.py"
 def banned(text: str) -> list[str]:
     """What `text` uses and should not, each with its line."""
     tree = parsed(text)
-    constants: set[str] = set()
+    # A module is executed once, with no text of a user: its constants, and those that it imports from our modules.
+    constants = {each.asname or each.name for node in tree.body for each in _imported(node)}
     for name, value in _assignments(tree.body):
-        if value is not None and _is_constant(value, constants):
+        if value is not None and (_is_named_constant(name) or _is_constant(value, constants)):
             constants.add(name)
     built: set[str] = set()
     for name, value in _assignments(ast.walk(tree)):
-        if value is None or _is_built(value, constants, built):
+        if value is None or (name not in constants and _is_built(value, constants, built)):
             built.add(name)
     return [f"{line}: {problem}" for node in ast.walk(tree) for line, problem in _problems(node, constants, built)]
+
+
+def _imported(node: ast.stmt) -> list[ast.alias]:
+    if isinstance(node, ast.ImportFrom) and node.level:
+        return [each for each in node.names if _is_named_constant(each.name)]
+    return []
+
+
+def _is_named_constant(name: str) -> bool:
+    return name.isupper()
 
 
 def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr | None]]:
@@ -233,6 +244,7 @@ OPENS: dict[str, dict[str, int]] = {
     "_engines/sqlite/read_only.py": {"import shutil": 1, "import tempfile": 1, "_fixed_parts": 1},
     "_engines/sqlite/writer.py": {"WriteAheadLog._extend": 1},  # the log
     "_views/page.py": {"_collect": 1},  # files of the page
+    "cli/backup.py": {"_new_file": 1, "_flush": 1},  # created exclusively; flushed before it is opened
     "cli/main.py": {"main": 2},  # the null device
     "cli/doctor.py": {"file_system_of": 1},  # the table of mounts
     "cli/inspect.py": {"_opened": 1},  # `export` refuses the database of its own store

@@ -331,10 +331,10 @@ async def test_a_request_to_cancel_between_look_and_park_is_heard(
             held = runner.heartbeat._leased[key]
             if not asked:
                 told.append(held.cancel)
-                held.cancel = lambda: None
+                held.cancel = lambda: None  # type: ignore[method-assign]
                 asked.append(bool(await runner.cancel(run_id)))
             else:  # it was not parked, and looks again; with its next beat the heart tells it
-                held.cancel = told[0]
+                held.cancel = told[0]  # type: ignore[method-assign]
             return await mail(key, after)
 
         monkeypatch.setattr(runner.queue, "mail", cancelled_first)

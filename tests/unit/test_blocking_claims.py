@@ -454,7 +454,7 @@ async def test_what_is_given_to_a_worker_without_a_free_slot_goes_back(
         runs.append(str((await queue.enqueue(None, "a", {})).run_id))
         [second] = await queue.claim_rows("w", agent_keys=["a"])
         runner._worker.start_delivered([second])
-        [task] = [task for task, drive in runner._worker._executions.items() if drive.row.run_id == second.run_id]
+        [task] = [task for task, drive in runner._worker._executions.items() if drive.claim.row.run_id == second.run_id]
         await task
         assert [each.run_id for each in await queue.find(RunFilter(("pending",)))] == runs[1:]
         gate.set()

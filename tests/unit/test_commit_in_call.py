@@ -96,7 +96,7 @@ async def test_tasks_that_commit_at_the_same_time_share_their_transactions(engin
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are of Python 3.12")
 async def test_eager_tasks_share_a_transaction(engine: SQLiteEngine) -> None:
-    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
     await in_call(engine)
     assert await in_call(engine)
     assert await asyncio.gather(*(in_call(engine) for _ in range(3))) == [False] * 3
@@ -137,7 +137,11 @@ async def test_a_commit_is_not_made_in_its_call_while_a_caller_waits(engine: SQL
 async def test_a_commit_does_not_overtake_one_that_nobody_waits_for(engine: SQLiteEngine) -> None:
     await in_call(engine)
     free = threading.Event()
-    engine.writer.run_job(lambda: free.wait(10))
+
+    def held() -> None:
+        free.wait(10)
+
+    engine.writer.run_job(held)
     engine.commit_nowait(None, [Op("put", ("first",))])
     asyncio.get_running_loop().call_soon(free.set)
     assert not await in_call(engine, Op("put", ("second",)))
@@ -168,6 +172,8 @@ async def test_a_task_that_only_commits_lets_others_run_after_a_millisecond(
 
 
 async def test_steps_that_never_pause_let_the_rest_of_the_program_run(tmp_path: Path) -> None:
+    going, done = True, 0
+
     async def stops() -> None:
         nonlocal going
         going = False
@@ -175,7 +181,6 @@ async def test_steps_that_never_pause_let_the_rest_of_the_program_run(tmp_path: 
     async def value() -> int:
         return 1
 
-    going, done = True, 0
     async with open_run(tmp_path / "a.db") as ctx:
         other = asyncio.ensure_future(stops())
         while going:
@@ -232,7 +237,7 @@ async def test_the_thread_makes_a_long_commit(engine: SQLiteEngine, ops: list[Op
 
 
 async def test_a_cancellation_is_raised_when_the_outcome_is_known(engine: SQLiteEngine) -> None:
-    committed = []
+    committed = list[Any]()
 
     async def commits() -> None:
         for n in range(3 * MOST_NOW):

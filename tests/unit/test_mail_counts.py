@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ pytest.importorskip("redis")
 from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._execution.mailbox import COUNT_SECONDS, MailboxReader
+from agent_runtime_core._execution.run_control import MailEvent
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import Hooks, run_turn_loop
 from agent_runtime_core.queue.memory import InMemoryQueue
@@ -135,7 +135,7 @@ async def test_the_count_of_a_commit_is_that_of_the_mailbox(redis_url: str) -> N
 def reader() -> tuple[MailboxReader, InMemoryQueue, VirtualClock]:
     clock = VirtualClock()
     queue = InMemoryQueue(clock=clock)
-    return MailboxReader(queue, "run", asyncio.Event(), set()), queue, clock
+    return MailboxReader(queue, "run", MailEvent(), set()), queue, clock
 
 
 def test_a_count_stands_for_one_read() -> None:

@@ -105,7 +105,7 @@ async def test_a_journal_that_is_older_than_the_row_of_its_run_keeps_its_number(
     for forgets in (False, True):
         for run_id in (RUN, OTHER):
             if forgets:
-                store.engine.known.forget()  # type: ignore[attr-defined]
+                store.engine.known.forget()
             await store.commits.commit(None, [Op("journal.append", (run_id, Record(-1, DONE, f"of {run_id}")))])
     for run_id in (RUN, OTHER):
         assert [record.name for record in await store.records(run_id)] == [f"of {run_id}"] * 3

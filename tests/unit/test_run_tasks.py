@@ -37,7 +37,7 @@ class Run:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.waits: set[asyncio.Task[Any]] = set()
-        self.queued: set[asyncio.Task[Any]] = set()
+        self.queued: frozenset[asyncio.Task[Any]] = frozenset()
         self.main: asyncio.Task[Any] | None = None
         self.thread = threading.Event()
 
