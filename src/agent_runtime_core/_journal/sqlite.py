@@ -54,12 +54,12 @@ DROP TABLE arc_journal_1""",
 
 # Above each number of `arc_journal_numbers`, so no two journals have the same one. A file has fewer runs in its life.
 _OF_ROWS = 1 << 30
-_GIVEN = "SELECT number FROM arc_journal_numbers WHERE run_id = ?1"
-_NUMBER = f"SELECT coalesce(({_GIVEN}), (SELECT n + {_OF_ROWS} FROM arc_runs WHERE run_id = ?1))"
+_GIVEN = "SELECT number FROM arc_journal_numbers WHERE run_id = ?"
+_NUMBER = f"SELECT coalesce(({_GIVEN}), (SELECT n + {_OF_ROWS} FROM arc_runs WHERE run_id = ?))"
 _NEW_NUMBER = "INSERT INTO arc_journal_numbers (run_id) VALUES (?)"
 # The next event sequence number of a run is not stored: a counter would be one more page to write with every record.
 # It follows from the last record, as records without events have the number too.
-_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ?1 ORDER BY seq DESC LIMIT 1"
+_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
@@ -67,8 +67,8 @@ _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
 # The first record of most runs, whose row is known: one statement instead of one for each number.
 _INSERT_FIRST = (
-    f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ?2 + {_OF_ROWS}) * {_POSITIONS}, ?3, ?4, ?5, ?6,"
-    f" coalesce(({_AFTER_EVENTS}), 0), ?7, ?8 RETURNING id, ev"
+    f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ? + {_OF_ROWS}) * {_POSITIONS}, ?, ?, ?, ?,"
+    f" coalesce(({_AFTER_EVENTS}), 0), ?, ? RETURNING id, ev"
 )
 _REWRITE = "UPDATE arc_journal SET result = ?, body = ?, crc = ? WHERE id = ?"
 _COLUMNS = f"SELECT id & {_POSITIONS - 1}, kind, name, result, body, ev, nev, crc"
@@ -99,7 +99,7 @@ def _span(view: SQLiteTx | sqlite3.Connection, run_id: str) -> tuple[int, int]:
 def _number_of(view: SQLiteTx | sqlite3.Connection, run_id: str) -> int | None:
     """Return the number of a run's journal, None if the run has neither a number nor a row."""
     try:
-        row = view.execute(_NUMBER, (run_id,)).fetchone()
+        row = view.execute(_NUMBER, (run_id, run_id)).fetchone()
     except sqlite3.OperationalError as error:
         if not has_no_queue(error):
             raise
@@ -227,7 +227,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
         if row is not None:
-            values = run_id, row.arrival, kind, name, result, body, nev, crc
+            values = run_id, row.arrival, kind, name, result, body, run_id, nev, crc
             tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
         else:
             tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))

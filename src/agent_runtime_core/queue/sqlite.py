@@ -119,7 +119,7 @@ _INSERT = (
 _INSERT_NEW = f"{_INSERT} ON CONFLICT (run_id) DO NOTHING"
 _LIST = "UPDATE arc_runs SET listed = 1 WHERE n > ? AND n <= ?"
 # Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted one with its id.
-_KEEP_LAST = "UPDATE arc_last_run SET n = ?1 WHERE n < ?1 AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?1)"
+_KEEP_LAST = "UPDATE arc_last_run SET n = ? WHERE n < ? AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?)"
 _REWRITE = "UPDATE arc_runs SET input = ?, digest = ?, metadata = ?, output = ?, error = ? WHERE n = ?"  # CONTENTS
 _REWRITE_MESSAGE = (
     "UPDATE arc_mail SET payload = ? WHERE run_id = ? AND seq = ? AND kind = ? AND msg_id = ? AND payload = ?"
@@ -257,7 +257,7 @@ class SQLiteTransitions(RunTransitions):
 
     def drop(self, row: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
-        self.tx.execute(_KEEP_LAST, (row.arrival,))
+        self.tx.execute(_KEEP_LAST, (row.arrival,) * 3)
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.arrival,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 

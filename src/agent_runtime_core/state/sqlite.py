@@ -37,8 +37,8 @@ _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 _STATUS_OF_ROW = (
-    "SELECT status FROM arc_runs WHERE run_id = ?1"
-    " AND NOT EXISTS (SELECT 1 FROM arc_state WHERE run_id = ?1 AND status_t >= updated_at)"
+    "SELECT status FROM arc_runs WHERE run_id = ?"
+    " AND NOT EXISTS (SELECT 1 FROM arc_state WHERE run_id = ? AND status_t >= updated_at)"
 )
 
 
@@ -111,7 +111,7 @@ def _newest(view: sqlite3.Connection, run_id: str) -> StateRow:
     """Return the state of a run, with the status of its row in this file unless a newer one was saved."""
     state = _state(view, run_id)
     try:
-        row = view.execute(_STATUS_OF_ROW, (run_id,)).fetchone()
+        row = view.execute(_STATUS_OF_ROW, (run_id, run_id)).fetchone()
     except sqlite3.OperationalError as error:
         if not journal.has_no_queue(error):
             raise
