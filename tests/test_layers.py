@@ -192,7 +192,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 8542,
-    "runner": 6233,
+    "runner": 6235,
     "_execution": 5862,
     "persistence": 5674,
     "llm": 3942,

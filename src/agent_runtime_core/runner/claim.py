@@ -115,11 +115,13 @@ class HeldClaim(LeasedRun):
 
     def register(self) -> None:
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
-        self.reported_at = self.answered_at = now = self.clock.monotonic()
-        self.extended_at = self.clock.boot()
-        self.ends = now + self._longest
-        self.seen = self.row.mail_seq
-        self.loop, self.owner = asyncio.get_running_loop(), asyncio.current_task()
+        self.reported_at: float = self.clock.monotonic()
+        self.answered_at: float = self.reported_at
+        self.extended_at: float = self.clock.boot()
+        self.ends: float = self.reported_at + self._longest
+        self.seen: int = self.row.mail_seq
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.owner: asyncio.Task[Any] | None = asyncio.current_task()
         self._heartbeat.hold(self)
 
     def unregister(self) -> None:
