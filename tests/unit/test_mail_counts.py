@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,10 +14,12 @@ from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._execution.mailbox import COUNT_SECONDS, MailboxReader
 from agent_runtime_core._execution.run_control import MailEvent
+from agent_runtime_core._journal.record import PROBE, Record
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import Hooks, run_turn_loop
 from agent_runtime_core.queue.memory import InMemoryQueue
 from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.runner import open_run
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
@@ -168,3 +171,18 @@ def test_a_count_stands_for_no_read(since: Callable[..., None]) -> None:
     mailbox.counted(0)
     since(mailbox, queue, clock)
     assert not mailbox.has_read_all()
+
+
+@pytest.mark.redis
+async def test_a_commit_under_way_does_not_return_a_number_that_is_asked_for_meanwhile(redis_url: str) -> None:
+    received: list[int] = []
+    async with open_run(redis_url, "both") as ctx:
+        writer: Any = ctx.journal.writer
+        probes = [Record(writer.next_seq(), PROBE, claim_id=writer.claim_id, t=1.0) for _ in range(2)]
+        first = asyncio.create_task(writer.append(probes[0]))
+        await asyncio.sleep(0)  # until it waits for its commit
+        writer.count_mail(received.append)
+        assert await first == []
+        assert received == []
+        assert await writer.append(probes[1]) == []
+        assert received == [0]

@@ -297,10 +297,11 @@ class ClaimWriter:
             events = [] if self._publisher is None else self._publisher.operations(records)
             results = (await self.write(self._appends(records), events, queue))[2]
         else:
-            state = self._appends(records)
+            # Of this commit: another task may ask for the number while it is under way.
+            state, receive = self._appends(records), self._on_mail_count
             results = (await self._commit(self._state, [*state, *queue, *self._mail_count]))[len(state) :]
-            if self._on_mail_count is not None:
-                self._on_mail_count(results.pop())
+            if receive is not None:
+                receive(results.pop())
         if self.on_events is not None and not reported:
             self._report(records)
         return results
@@ -449,9 +450,7 @@ class ClaimWriter:
 # -- events that are reported
 
 
-def _events_of_records(
-    run_id: str, records: Sequence[Record], step: Step | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events_of_records(run_id: str, records: Sequence[Record], step: Step | None) -> Iterator[TracedEvent]:
     """Yield the events of records that code of `step` has written."""
     for record in records:
         events = derived_events(run_id, record)
