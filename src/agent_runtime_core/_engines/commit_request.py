@@ -244,7 +244,7 @@ class LoopBatch:
         * Since the last flush, which is a callback of the loop, less than `NOW_SECONDS` have passed and fewer than
           `MOST_NOW` commits were executed in calls. A task that only commits never pauses otherwise, and no other task,
           timer or cancellation has its turn.
-        * `try_commit` can execute it at once: no thread or process is writing, and it is short.
+        * `try_commit` can execute it now: no thread or process is writing, and it is short.
         """
         task = asyncio.current_task(self._loop)
         if task is None or task is not self._task():

@@ -381,7 +381,7 @@ class RunControl:
                 self._waiter.set_result(None)
 
     async def notified(self) -> None:
-        """Wait for the next `notify`; return at once if there was one since the last wait. Only the runner waits."""
+        """Wait for the next `notify`; return immediately if one came since the last wait. Only the runner waits."""
         if not self._notified:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
