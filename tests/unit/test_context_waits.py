@@ -294,7 +294,7 @@ async def test_a_bad_wait_is_named(name: Any, timeout: Any) -> None:
 async def test_a_message_that_comes_while_several_waits_look_is_heard(
     place: Path | None, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, read, looks = asyncio.Event(), asyncio.Event(), list[int]()
+    looks, goes_on = list[int](), [asyncio.Event() for _ in range(2)]
 
     async def body(ctx: Any) -> Any:
         async def other() -> Any:
@@ -310,23 +310,27 @@ async def test_a_message_that_comes_while_several_waits_look_is_heard(
 
         async def slow(*about: Any) -> Any:
             looks.append(1)
+            number = len(looks)
             found = await mail(*about)
-            if len(looks) == 1:
-                reading.set()
-                await read.wait()
-            elif len(looks) == 2 and given_up:
-                limits[0].reschedule(0)
-                await asyncio.sleep(60)
+            if number == 1:  # of the first wait, which finds nothing
+                await goes_on[0].wait()
+            elif number == 3:  # of the other wait, which finds the message for the first
+                await goes_on[1].wait()
             return found
 
         monkeypatch.setattr(rig.runner.queue, "mail", slow)
         running = asyncio.ensure_future(rig.value(body))
-        await until(reading)
+        await soon(lambda: len(looks) == 2)
         await rig.runner.signal("r", "first", 1)
-        held = next(iter(rig.runner.heartbeat._leased.values()))
-        await soon(held.control.mail.is_set)
-        read.set()
-        await soon(lambda: len(looks) > 2)
+        await soon(lambda: len(looks) == 3)
+        goes_on[0].set()
+        for _ in range(10):  # the first wait goes to sleep
+            await asyncio.sleep(0)
+        if given_up:
+            limits[0].reschedule(0)
+        else:
+            goes_on[1].set()
+        await soon(lambda: len(looks) > 3)
         await rig.runner.signal("r", "other", 2)
         async with asyncio.timeout(10):
             assert await running == 1
