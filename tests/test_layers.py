@@ -133,7 +133,7 @@ ROWS: dict[str, list[str]] = {
         "backends backpressure conversation_history run_watcher settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
         "cancellation claim outcomes run_recorder",
-        "guarded_calls run_client",
+        "guarded_calls left_runs run_client",
         "run_conversation",
         "execution",
         "worker",

@@ -42,7 +42,8 @@ class AESGCMCodec:
     Args:
         keys: Keys of 32 bytes by their ids, the oldest first. An id has letters, digits, `-` and `_`. Contents can be
             read while the key that encrypted them is here.
-        current: The id of the key that encrypts.
+        current: The id of the key that encrypts. None writes plain text and reads what is encrypted: the setting of all
+            processes before the first one encrypts.
         digest_key: The key of the digests of inputs and arguments. It must stay the same when `keys` change. None
             derives it from the oldest of `keys`. Before you remove that key, pass the `digest_key` of a codec that has
             it. Digests with a key that was derived from any of `keys` are recognized.
@@ -55,7 +56,7 @@ class AESGCMCodec:
     """
 
     def __init__(
-        self, keys: Mapping[str, bytes], current: str, *, digest_key: bytes | None = None, strict: bool = False,
+        self, keys: Mapping[str, bytes], current: str | None, *, digest_key: bytes | None = None, strict: bool = False,
         searchable: bool = False,
     ) -> None:  # fmt: skip
         cipher: Any = load("cryptography.hazmat.primitives.ciphers.aead:AESGCM", needed_by="AESGCMCodec")
@@ -68,13 +69,17 @@ class AESGCMCodec:
             if not isinstance(key, bytes) or len(key) != _KEY_SIZE:
                 got = Shown(f"{len(key)} bytes" if isinstance(key, bytes) else "another type")
                 raise must(f"key {key_id!r}", "be 32 bytes", got, "Make one with secrets.token_bytes(32)")
-        if current not in keys:
-            raise must("current", f"be one of the key ids {', '.join(map(repr, keys))}", current)
+        if current is not None and current not in keys:
+            raise must("current", f"be one of the key ids {', '.join(map(repr, keys))} or None", current)
+        if current is None and strict:
+            raise must("strict", "be False while current is None", strict)
         if digest_key is not None and (not isinstance(digest_key, bytes) or len(digest_key) < _SHORTEST_DIGEST_KEY):
             raise must("digest_key", "be at least 16 bytes", Shown("something else"))
         self.key_ids: tuple[str, ...] = tuple(keys)
         self._ciphers = {key_id: cipher(key) for key_id, key in keys.items()}
-        self._prefix, self._current = f"{MARK}{current}.", self._ciphers[current]
+        self._key_id = current
+        #: Whether it encrypts, and does not only decrypt.
+        self.encrypts: bool = current is not None
         #: The id of the key from which the key of digests is derived. None: `digest_key` was passed.
         self.digest_key_id: str | None = next(iter(keys)) if digest_key is None else None
         #: The key of digests. Pass it to a codec from which the oldest key is removed.
@@ -82,21 +87,23 @@ class AESGCMCodec:
         self.digest_key: bytes = digest_key or derived[0]
         self._digest_keys: tuple[bytes, ...] = tuple(dict.fromkeys([self.digest_key, *derived]))
         self._strict = strict
-        self.searchable: bool = searchable
+        self.searchable: bool = searchable or current is None
 
     def __repr__(self) -> str:
-        return f"AESGCMCodec(keys={sorted(self._ciphers)}, current={self._prefix[len(MARK) : -1]!r})"
+        return f"AESGCMCodec(keys={sorted(self._ciphers)}, current={self._key_id!r})"
 
     def encode(self, text: str, *, context: str) -> str:
-        """Return the text, encrypted with the current key."""
+        """Return the text, encrypted with the current key, if there is one."""
+        if self._key_id is None:
+            return text
         plain, how = text.encode(), ""
         if _SHORTEST_COMPRESSED <= len(plain) <= _LONGEST_COMPRESSED:
             packed = zlib.compress(plain, 1)
             if len(packed) < len(plain) * 0.8:
                 plain, how = packed, _COMPRESSED
         nonce = secrets.token_bytes(_NONCE)
-        sealed: bytes = nonce + self._current.encrypt(nonce, plain, (how + context).encode())
-        return self._prefix + how + base64.b64encode(sealed).decode()
+        sealed: bytes = nonce + self._ciphers[self._key_id].encrypt(nonce, plain, (how + context).encode())
+        return f"{MARK}{self._key_id}.{how}{base64.b64encode(sealed).decode()}"
 
     def decode(self, text: str, *, context: str) -> str:
         """Return the text that was encrypted with the same context.

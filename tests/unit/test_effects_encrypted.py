@@ -52,6 +52,7 @@ class Switch(NamedTuple):
 
 DERIVED = AESGCMCodec({"old": KEYS["old"]}, "old")
 FIRST = AESGCMCodec({"new": KEYS["new"], "old": KEYS["old"]}, "new")
+READS = AESGCMCodec({"old": KEYS["old"]}, None)
 SWITCHES = {
     "codec set": Switch(None, OLD, OLD),
     "codec set, digests derived": Switch(None, DERIVED, DERIVED),
@@ -66,6 +67,9 @@ SWITCHES = {
         DERIVED, AESGCMCodec(KEYS, "new"), AESGCMCodec({"new": KEYS["new"]}, "new"), needs_reencrypt=True
     ),
     "two switches": Switch(None, BOTH, NEW, needs_reencrypt=True),
+    "key only read": Switch(None, READS, READS),
+    "key read, then used": Switch(READS, DERIVED, DERIVED),
+    "key read where others use it": Switch(DERIVED, READS, READS),
 }
 
 

@@ -200,12 +200,22 @@ async def test_documents_are_encrypted_and_not_searchable(tmp_path: Path) -> Non
         ({"k": OLD[:16]}, "k", "key 'k' must be 32 bytes, got 16 bytes"),
         ({"k": "x" * 32}, "k", "key 'k' must be 32 bytes, got another type"),
         ({"a.b": OLD}, "a.b", "a key id must have 1 to 64 letters"),
-        ({"k": OLD}, "other", "current must be one of the key ids 'k', got 'other'"),
+        ({"k": OLD}, "other", "current must be one of the key ids 'k' or None, got 'other'"),
     ],
 )
 def test_keys_are_checked(keys: Any, current: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         AESGCMCodec(keys, current)
+
+
+async def test_a_codec_without_a_current_key_reads_and_writes_plain_text(store_url: str) -> None:
+    """So a fleet that has it in all processes can switch encryption on in one process after the other."""
+    reads, writes = AESGCMCodec({"k": b"k" * 32}, None), AESGCMCodec({"k": b"k" * 32}, "k")
+    assert reads.encode("text", context="c") == "text"
+    assert reads.decode(writes.encode("text", context="c"), context="c") == "text"
+    assert repr(reads) == "AESGCMCodec(keys=['k'], current=None)"
+    with pytest.raises(InvalidArgument, match="strict must be False while current is None"):
+        AESGCMCodec({"k": b"k" * 32}, None, strict=True)
 
 
 def test_the_same_text_is_encrypted_differently_each_time_and_shows_no_key() -> None:

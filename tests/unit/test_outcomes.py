@@ -148,6 +148,8 @@ STOPPED: dict[Stop, Any] = {
     Stop.TIME_LIMIT: ("timed_out", "TimedOut"),
     Stop.DEADLINE: ("timed_out", "DeadlineExceeded"),
     Stop.CANCEL: "Cancelled",
+    Stop.OTHER_CODE: "Left",
+    Stop.MISSING_KEY: "Left",
 }
 
 

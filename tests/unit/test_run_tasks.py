@@ -44,6 +44,9 @@ class Run:
     def cut_off(self) -> bool:
         return False
 
+    def lacks_key(self, error: Exception) -> None:
+        raise NotImplementedError
+
     async def wait(self) -> None:
         task = asyncio.current_task()
         assert task is not None

@@ -24,6 +24,9 @@ class Run(Protocol):
     def cut_off(self) -> bool:
         """Return whether an error that code of the run raises now comes after the stop of its attempt."""
 
+    def lacks_key(self, error: Exception) -> None:
+        """Stop the attempt, whose code needs contents that this process cannot decrypt."""
+
 
 #: The claimed run whose code this is. None for helper tasks of the library; unset outside of runs.
 RUN: ContextVar[Run | None] = ContextVar("agent_runtime_run")

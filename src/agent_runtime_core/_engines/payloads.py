@@ -167,6 +167,8 @@ class Payloads:
         self._digest: Callable[[str], str] | None = getattr(codec, "digest", None)
         self._digests: Callable[[str], Sequence[str]] | None = getattr(codec, "digests", None)
         self.searchable: bool = bool(getattr(codec, "searchable", False))
+        #: Whether the codec writes what other processes cannot read without it.
+        self._encrypts: bool = bool(getattr(codec, "encrypts", True))
         #: The ids of the keys of the codec, if it names them.
         self.key_ids: tuple[str, ...] = tuple(getattr(codec, "key_ids", ()))
         #: Whether this process only shows contents, and so executes no runs.
@@ -212,13 +214,14 @@ class Payloads:
 
     def keyed_digest(self, digest: str) -> str:
         """Return what the store gets for a digest of contents: the same for the same digest."""
-        if not digest or self._digest is None or digest.startswith(_KEYED):
+        if not digest or self._digest is None or digest.startswith(_KEYED) or not self._encrypts:
             return digest
         return digest[len(_PLAIN) :] if digest.startswith(_PLAIN) else f"{self._key_marks[0]}{self._digest(digest)}"
 
     def stored_digest(self, digest: str) -> str:
         """Return a digest that the store has, so that `keyed_digest` returns it unchanged."""
-        return digest if not digest or self._digest is None or digest.startswith(_KEYED) else f"{_PLAIN}{digest}"
+        is_as_stored = not digest or self._digest is None or digest.startswith(_KEYED) or not self._encrypts
+        return digest if is_as_stored else f"{_PLAIN}{digest}"
 
     def digests(self, digest: str) -> tuple[str, ...]:
         """Return all forms in which a store may have a digest: under each key of the codec, and plain.
@@ -230,7 +233,8 @@ class Payloads:
             return (digest,)
         if not digest:
             return ("", *self._key_marks)
-        return (*(f"{mark}{each}" for mark, each in zip(self._key_marks, self._under_all(digest), strict=True)), digest)
+        keyed = (f"{mark}{each}" for mark, each in zip(self._key_marks, self._under_all(digest), strict=True))
+        return (*keyed, digest) if self._encrypts else (digest, *keyed)
 
     @cached_property
     def _key_marks(self) -> tuple[str, ...]:

@@ -98,9 +98,10 @@ class ContextSteps:
         key = keys.next_key("s", name, digest) if given_key is None else _explicit(name, given_key)
         try:
             record = self._next_step(name, key, digest, guarded=guarded)
-        except JournalMismatch:
+        except JournalMismatch as mismatch:
             if guarded:
                 await self._refuse_again(name, key, digest, options)
+            self._journal.leave(mismatch)
             raise
         work = (ctx, name, key, fn, args, function, options, digest)
         # A guarded step that was cut off may still be running: it has the same key.

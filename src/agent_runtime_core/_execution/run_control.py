@@ -177,6 +177,10 @@ class Stop(Enum):
     DEADLINE = "deadline"
     #: The run was cancelled.
     CANCEL = "cancel"
+    #: Code of another version wrote the journal: the run is left to a worker whose code fits.
+    OTHER_CODE = "code of another version"
+    #: A document is encrypted with a key that this process lacks: the run is left to a worker that has the key.
+    MISSING_KEY = "missing key"
 
 
 _QUIET_REFUSALS = 100  # refused calls after which each further one takes a while
@@ -205,6 +209,10 @@ class RunControl:
     #: so with a strong reference each ended run would wait for the garbage collector.
     context: Callable[[], RunningContext | None] = _no_context
     stopped: Stop | None = None  # the first cause that stopped the attempt; `LOST` replaces every other
+    why: Exception | None = None  # the error behind `OTHER_CODE` and `MISSING_KEY`
+    #: Whether other code than that of this worker wrote a record, by its claim id; None if no other worker may execute
+    #: the run.
+    is_of_other_code: Callable[[str], bool] | None = None
     cancelled: bool = False  # it is `CANCEL`
     lost: bool = False  # it is `LOST`: another worker has the run, or it has finished
     parked: bool = False
@@ -307,6 +315,20 @@ class RunControl:
         if self.stopped is None or cause is Stop.LOST:
             self.stopped, self.cancelled, self.lost = cause, cause is Stop.CANCEL, cause is Stop.LOST
         self.refuses = True
+
+    def leave(self, cause: Stop, why: Exception) -> None:
+        """Stop the attempt so that another worker continues the run, also if the code catches the error `why`."""
+        if self.stopped is None:
+            self.why = why
+            self.stop(cause)
+
+    def lacks_key(self, error: Exception) -> None:
+        """Stop the attempt, whose code needs contents that this process cannot decrypt."""
+        self.leave(Stop.MISSING_KEY, error)
+
+    def withdraw(self) -> None:
+        """Take the stop of an ended attempt back: no other worker continues the run."""
+        self.stopped, self.refuses, self.is_of_other_code = None, self.closed, None
 
     def close(self) -> None:
         """Refuse all later calls of the context, because the claim has ended."""

@@ -14,7 +14,7 @@ from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, start_events, with_start_info
 from ..errors import JournalMismatch, StorageBusy
 from . import journal_view
-from .run_control import RunControl
+from .run_control import RunControl, Stop
 from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
 from .step import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
 from .step_keys import LineageKeys, StepKeys
@@ -186,7 +186,9 @@ class StepJournal(Generic[W_co]):
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
         lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
+        executed: This claim has called code of a step.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
+        unexpected: After a JournalMismatch, the record that does not fit the code, if there is one.
     """
 
     def __init__(
@@ -216,7 +218,10 @@ class StepJournal(Generic[W_co]):
         self.trace: RunTrace | None = None
         self.around_step: Callable[[StepScope, StepAttempt], StepAttempt] | None = None
         self.lineage_keys: LineageKeys | None = None
+        self.executed: bool = False
         self.mismatch: tuple[str, str] | None = None
+        self.unexpected: Record | None = None
+        self._recorded_before = len(self.view.completed)  # before this claim
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
         self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
@@ -369,10 +374,14 @@ class StepJournal(Generic[W_co]):
         counted = key[:2] != "k:"
         if may_be_lost and record is None and (name, key) not in self.view.started:
             counted = counted and self._next_ordered >= len(self.view.ordered)
-        if counted:
-            self.check_order(name, key, record)
-        if self.view.guarded_inside:
-            self.check_inside(name, key, record)
+        try:
+            if counted:
+                self.check_order(name, key, record)
+            if self.view.guarded_inside:
+                self.check_inside(name, key, record)
+        except JournalMismatch as mismatch:
+            self.leave(mismatch)
+            raise
         if record is not None:
             self.records.position = max(self.records.position, record.pos)
             self.advance(record)
@@ -396,11 +405,22 @@ class StepJournal(Generic[W_co]):
             self._last_position = position
         return position
 
+    def leave(self, mismatch: JournalMismatch) -> None:
+        """Stop an attempt that has executed nothing yet, so that a worker whose code fits continues the run.
+
+        That is so if the code has another step than the journal. Other arguments may be an error of this code.
+        """
+        check, wrote = self.control.is_of_other_code, "" if self.unexpected is None else self.unexpected.claim_id
+        if check is None or self.executed or len(self.view.completed) > self._recorded_before:
+            return
+        if mismatch.recorded != mismatch.found and check(wrote):
+            self.control.leave(Stop.OTHER_CODE, mismatch)
+
     def _mismatch(self, expected: Record, name: str, key: str, inside: StepScope | None = None) -> JournalMismatch:
         """Return the error for a call of `name` where the journal has `expected`, perhaps inside a step."""
         wanted, recorded, renamed = _in_words(expected.name, expected.key)
         got, found, other = _in_words(name, key)
-        self.mismatch = wanted, got
+        self.mismatch, self.unexpected = (wanted, got), expected
         place, state = "the next step", "the journal has in this position"
         fix = f"If {got} is new, run it only if await ctx.patched('NAME') is True"
         if expected.kind != DONE:

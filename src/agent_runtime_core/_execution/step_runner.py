@@ -192,6 +192,7 @@ async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, 
                 journal, work, seal, step, done.result or "null", _start_record(journal, work, 1, False)
             )
         journal.running_steps += 1
+        journal.executed = True
         try:
             await journal.regain_slot()
             step.start = await _record_start(journal, work, 1, start is not None)
@@ -223,7 +224,7 @@ async def _run_tries(
     boot, timeout = journal.writer.clock.boot, work.options.timeout
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer, digest=work.digest, position=work.position)
-    journal.running_steps += 1
+    journal.running_steps, journal.executed = journal.running_steps + 1, True
     token = CURRENT_STEP.set(scope)
     late = None if guarded is None or timeout is None else guarded.time_limit(timeout)
     try:

@@ -247,13 +247,15 @@ class HeldClaim(LeasedRun):
             return
         await self._release_in_queue(self.unchanged_release())
 
-    async def release_unstarted(self, error: Exception | None = None, jitter: float = 0.0) -> None:
+    async def release_unstarted(self, error: Exception | None = None, jitter: float = 0.0, due_at: float = 0.0) -> None:
         """Release a claim under which nothing ran: only the queue knows it, and the row stays as it was.
 
-        With an error, the run is claimed again after some seconds.
+        With an error, the run is claimed again after some seconds; with `due_at`, at that time.
         """
         row = self.row
-        update = self.run_update("pending", crashes_in_row=row.crashes_in_row, parked=row.parked, reason=row.reason)
+        update = self.run_update(
+            "pending", crashes_in_row=row.crashes_in_row, parked=row.parked, reason=row.reason, due_at=due_at
+        )
         await self._release_in_queue(update if error is None else self._deferred(update, error, jitter))
 
     async def _release_in_queue(self, update: RunUpdate) -> None:

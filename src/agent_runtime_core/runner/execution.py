@@ -33,6 +33,7 @@ from .._execution.sync_context import in_agent, run_agent
 from .._journal.record import ATTEMPT, RESUMED, Record, is_copied
 from ..errors import (
     AgentRuntimeError,
+    JournalMismatch,
     LeaseLost,
     RedactionFailed,
     StorageBusy,
@@ -53,6 +54,7 @@ from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_sus
 from .completion_hooks import HistoryReader
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
+from .left_runs import LeftRuns
 from .outcomes import (
     JITTER,
     AskAgent,
@@ -60,6 +62,7 @@ from .outcomes import (
     Cancelled,
     Decision,
     End,
+    Left,
     NothingToDo,
     NotSaved,
     Released,
@@ -102,8 +105,9 @@ class RunExecution:
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
-        services: Services, *, inline: bool = False,
+        services: Services, *, inline: bool = False, left_runs: LeftRuns | None = None,
     ) -> None:  # fmt: skip
+        self.left_runs: LeftRuns | None = left_runs
         self.agent: AgentRuntime = agent
         self.config: RunnerConfig = config
         self.services: Services = services
@@ -143,6 +147,8 @@ class RunExecution:
         await self.require_readable()
         token = self.log_claim()
         try:
+            if self.left_runs is not None and await self.left_runs.leave_again(self.claim, self.agent):
+                return None
             self.claim.register()
             return await self._run()
         except (LeaseLost, RowChanged):
@@ -165,6 +171,8 @@ class RunExecution:
             raise
         finally:
             self.control.close()
+            if self.result is None and self.left_runs is not None:
+                self.left_runs.executed(self.claim.row.claim_id, self.agent)
             if self.result is not None:
                 self.control.refusal = partial(_finished_error, self.claim.row.run_key or self.claim.row.run_id)
             self.control.task = None  # a circle of references, which would keep each run for the garbage collector
@@ -260,6 +268,8 @@ class RunExecution:
         """
         row = self.claim.row
         self._completed, self._completed_at_start = journal.view.completed, len(journal.view.completed)
+        if self.left_runs is not None:
+            self.control.is_of_other_code = partial(self.left_runs.is_of_other_code, self.agent)
         if journal.view.end_record is not None and journal.view.end_record.attempt == row.generation:
             return await self._finish_interrupted_end(journal.view.end_record)
         crashes = 0
@@ -387,6 +397,10 @@ class RunExecution:
         cause = deciding_error(error)
         if isinstance(cause, (LeaseLost, KeyboardInterrupt, *UNREADABLE)):
             raise cause
+        if isinstance(cause, JournalMismatch):  # of a framework, which the context has not raised
+            ctx.journal.leave(cause)
+            if (stop := self.control.stopped) is not None:
+                return outcomes.of_stop(stop, facts)
         if isinstance(cause, asyncio.CancelledError):
             error = asyncio.CancelledError("the agent's own code cancelled it")
         return outcomes.of_error(error, facts)
@@ -429,9 +443,22 @@ class RunExecution:
                 return await self._end_or_fail(decision, ctx)
             case Released():
                 await self.claim.release()
+            case Left():
+                return await self._leave(decision.cause, ctx)
             case Retry():
                 await self._retry(redacted_retry(self.claim.writer.redaction, decision))
         return decision
+
+    async def _leave(self, cause: Stop, ctx: Context | None) -> Decision:
+        """Leave the run to another worker; if none can execute it, decide as about any other error."""
+        why, control = self.control.why, self.control
+        assert why is not None
+        if cause is Stop.MISSING_KEY:
+            raise why
+        if self.left_runs is None or not await self.left_runs.leave(self.claim, self.agent, why):
+            control.withdraw()
+            return await self._apply(AskAgent(why), ctx)
+        return Left(cause)
 
     async def _apply_error(self, error: BaseException, ctx: Context) -> Decision:
         stop = self.control.stopped if isinstance(error, TimeLimitReached) else None

@@ -159,11 +159,18 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Left:
+    """The run is left to another worker: this one lacks a key, or its code is of another version than the journal."""
+
+    cause: Stop
+
+
+@dataclass(frozen=True)
 class NothingToDo:
     """Another worker has the run, or the run is parked: this claim writes nothing more."""
 
 
-Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo
+Decision = End | Cancelled | AskAgent | Retry | Released | Left | NothingToDo
 
 
 def before_start(facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
@@ -245,6 +252,8 @@ def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) 
             return Released()
         case Stop.CANCEL:
             return Cancelled(returned)
+        case Stop.OTHER_CODE | Stop.MISSING_KEY:
+            return Left(stop)
         case Stop.DEADLINE:
             return _past_deadline(facts, facts.row.deadline or facts.now)
         case Stop.TIME_LIMIT:
@@ -357,11 +366,16 @@ def without_result(end: End, refusal: UnserialisableResult | RedactionFailed) ->
     return End(end.status, RunResult(error=error), error_payload(error) or {})
 
 
-def deferral(row: RunRow) -> dict[str, Any]:
-    """Return the error that deferred the run since its last recorded step, as it is stored; empty if none did."""
+def stored_details(row: RunRow) -> dict[str, Any]:
+    """Return the details of the last error of a run that goes on; empty if there are none."""
     error = row.decoded("error", json.loads) if row.error else {}
     details = error.get("details") if isinstance(error, dict) else None
-    return error if isinstance(details, dict) and _DEFERRED in details else {}
+    return details if isinstance(details, dict) else {}
+
+
+def deferral(row: RunRow) -> dict[str, Any]:
+    """Return the error that deferred the run since its last recorded step, as it is stored; empty if none did."""
+    return row.decoded("error", json.loads) if _DEFERRED in stored_details(row) else {}
 
 
 def deferred_seconds(row: RunRow) -> float:

@@ -46,6 +46,10 @@ class ProcessInfo:
     #: It was seen within two of its heartbeat intervals and, on SQLite, its process has not ended.
     living: bool
 
+    def claims(self, agent: str) -> bool:
+        """Return whether its `run_loop` executes runs of this agent."""
+        return self.slots > 0 and agent in self.agents
+
 
 class ListedProcess:
     """Keeps the row of one runner. A queue that keeps no rows of processes gets none.
@@ -64,15 +68,20 @@ class ListedProcess:
         self._renewed_at: float | None = None  # boot time; None: the row is not stored
         self.slots: int = 0
 
+    @property
+    def process_id(self) -> str:
+        """The id of the row, also before the row is stored."""
+        self._process_id = self._process_id or new_ulid(self._queue.clock)
+        return self._process_id
+
     def operations(self) -> list[Op]:
         """Return what stores or renews the row. The heartbeat adds it to its commits, from its thread."""
         queue, config = self._queue, self._config
         if not queue.keeps_processes:
             return []
-        self._process_id = self._process_id or new_ulid(queue.clock)
         self._shown, self._renewed_at = tuple(self._agents()), queue.clock.boot()
         row = ProcessRow(
-            self._process_id, config.worker_id, socket.gethostname(), os.getpid(), self._started_at,
+            self.process_id, config.worker_id, socket.gethostname(), os.getpid(), self._started_at,
             str(load("agent_runtime_core:__version__")), self._shown, self.slots, queue.holder, queue.clock.wall(),
             queue.lease_now() + LIVING_INTERVALS * config.heartbeat_interval,
         )  # fmt: skip
@@ -133,4 +142,4 @@ async def may_be_claimed(queue: RunQueue, agent: str) -> bool:
     """Return whether a living process claims runs of this agent. True if the queue keeps no rows of processes."""
     if not queue.keeps_processes:
         return True
-    return any(each.living and each.slots > 0 and agent in each.agents for each in await processes(queue))
+    return any(each.living and each.claims(agent) for each in await processes(queue))

@@ -40,6 +40,7 @@ from ..tracing.tracer import Tracer
 from .backends import configured, open_url, opening, traced
 from .execution import ENCLOSING_RUNS, HELD_CONCURRENCY_KEYS, RunExecution
 from .heartbeat import Heartbeat
+from .left_runs import LeftRuns
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
@@ -301,6 +302,7 @@ class AgentRunner(RunClient):
         super()._prepare()
         self._process: ListedProcess = ListedProcess(self.queue, self.config, lambda: self.registry.keys())
         self.heartbeat: Heartbeat = Heartbeat(self.queue, self.config, self._process.operations)
+        self._left_runs: LeftRuns = LeftRuns(self.queue, self.config, self._process)
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
@@ -538,7 +540,10 @@ class AgentRunner(RunClient):
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         """Create the execution of a claimed run."""
         services = self.services(inline=inline, agent=runtime)
-        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
+        left_runs = None if inline else self._left_runs
+        return RunExecution(
+            row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline, left_runs=left_runs
+        )
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         """Return what contexts of such runs use of this runner."""

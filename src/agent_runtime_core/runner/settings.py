@@ -41,6 +41,8 @@ class RunnerConfig:
         max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
             the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.
+        other_code_timeout_seconds: How long workers leave a run to each other that code of another version began. After
+            that the run fails with JournalMismatch.
         retry_backoff_base: Base of the exponential delay before the next attempt.
         retry_backoff_max: Longest delay before the next attempt.
         park_after: How long a run waits in memory before it is parked.
@@ -59,6 +61,7 @@ class RunnerConfig:
     lease_ttl_seconds: float = 60
     max_retries: int = 3
     max_crashes: int = 3
+    other_code_timeout_seconds: float = 600
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
     park_after: float = 5.0
@@ -101,7 +104,7 @@ _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTIN
 _SETTINGS = {
     "worker_id": _Name("a string of 1 to 512 characters without control characters", lambda value: True),
     **{name: SETTINGS[name] for name in _OF_PROCESS},
-    "grace_seconds": SECONDS,
+    **dict.fromkeys(("grace_seconds", "other_code_timeout_seconds"), SECONDS),
     "keep_unanswered": TRUTH,
     "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
     "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),

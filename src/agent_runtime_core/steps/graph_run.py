@@ -60,6 +60,7 @@ class GraphRun(StepListRun):
             present = self.steps[record.pos].name if record.pos < self.total else None
             found = present if present is not None and (present, self.key) not in journal.view.completed else None
             new_name = "its new name" if found is None else repr(found)
+            journal.unexpected = record
             raise JournalMismatch(
                 f"the list must have step {name!r}, which has a saved result, got none. Restore the step, or call "
                 f"ctx.renamed({name!r}, {new_name}) before the list",

@@ -103,6 +103,7 @@ class StepSequence(StepListRun):
             found = steps[position].name if position < total else None
             if found != name and name not in self.journal.view.former_names(found or ""):
                 fix = f", or call ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
+                self.journal.unexpected = record
                 raise JournalMismatch(
                     f"position {position} of the list must be step {name!r}, which has a saved result, got "
                     f"{'no step' if found is None else repr(found)}. Restore the old list{fix}",

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._core.clock import SYSTEM, Clock
+from ..._core.context_vars import claimed_run
 from ..._core.lazy_exports import lazy_exports
+from ..._core.payload_codec import encrypted_without_codec
 from ..._core.validation import Shown, must
 from ..._engines.base import Backend, Guard, Op
-from ..._engines.payloads import PayloadFields, Payloads
+from ..._engines.payloads import UNREADABLE, PayloadFields, Payloads
 from ...errors import NotSupported, StorageBusy, brief
 from ..fencing import CURRENT_CLAIM
 
@@ -125,11 +127,12 @@ def _encode_entry(payloads: Payloads, args: Any) -> tuple[Any, ...]:
     return space, kind, entry._replace(text=text, words=entry.words if payloads.searchable else ""), *rest
 
 
-def decode_documents(payloads: Payloads | None, space: str, kind: str, found: Iterable[Document]) -> list[Document]:
-    """Return documents that a store has as their readers get them."""
-    if payloads is None:
-        return [*found]
-    return [each._replace(text=payloads.decode("document", _owner(space, kind, each.key), each.text)) for each in found]
+def _decoded(payloads: Payloads | None, owner: str, text: str) -> str:
+    if payloads is not None:
+        return payloads.decode("document", owner, text)
+    if (error := encrypted_without_codec(f"document {owner}", text)) is not None:
+        raise error
+    return text
 
 
 FIELDS = PayloadFields({"documents.put": _encode_entry, "documents.add": _encode_entry})
@@ -327,7 +330,22 @@ class Collection:
     # -- reads
 
     def _decoded(self, found: Iterable[Document]) -> list[Document]:
-        return decode_documents(self.documents.payloads, self.space, self.kind, found)
+        """Return documents that the store has as their readers get them.
+
+        If the code of a run needs a document that this process cannot read, its attempt is stopped: code that catches
+        the error would continue as if there were no document.
+
+        Raises:
+            UnknownEncryptionKey: A document is encrypted with a key that this process does not have.
+            NotDecoded: The codec refuses a document.
+        """
+        payloads, space, kind = self.documents.payloads, self.space, self.kind
+        try:
+            return [each._replace(text=_decoded(payloads, _owner(space, kind, each.key), each.text)) for each in found]
+        except UNREADABLE as error:
+            if (run := claimed_run()) is not None:
+                run.lacks_key(error)
+            raise
 
     async def get(self, key: str) -> Document | None:
         """Return a document, or None if there is none."""
