@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -467,6 +467,11 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
         @abstractmethod
         def key(self) -> str:
             """The key of this agent, unique in its registry."""
+
+    #: Names the code of this agent. A run is continued only by code of the version that began it. None: by any code.
+    code_version: str | None = None
+    #: Other versions whose runs this code continues.
+    accepts_code_versions: Collection[str] = ()
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around all runs of this agent in a process; does nothing by default.

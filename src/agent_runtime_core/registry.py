@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from ._core.arguments import checked_name
 from ._core.validation import Shown, must, type_name
 from .errors import brief
 from .interfaces import AgentRuntime
@@ -39,7 +42,20 @@ def key_of(runtime: AgentRuntime) -> str:
     check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
     if callable(check):
         check()
+    check_code_versions(runtime)
     return key
+
+
+def check_code_versions(runtime: AgentRuntime) -> None:
+    """Raise InvalidArgument if `code_version` or `accepts_code_versions` of an agent is invalid."""
+    version, accepted = getattr(runtime, "code_version", None), getattr(runtime, "accepts_code_versions", ())
+    name = type(runtime).__name__
+    if version is not None:
+        checked_name(f"{name}.code_version", version)
+    if isinstance(accepted, str) or not isinstance(accepted, Collection):
+        raise must(f"{name}.accepts_code_versions", "be a list of versions", accepted)
+    for each in accepted:
+        checked_name(f"a version in {name}.accepts_code_versions", each)
 
 
 def _class_name(runtime: AgentRuntime) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, ErrorInfo, RunResult, Step, StepExecutor
-from agent_runtime_core.errors import JournalMismatch
+from agent_runtime_core.errors import InvalidArgument, JournalMismatch
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner.resume_check import check_resume
 from agent_runtime_core.status import RunStatus
 from tests.support.runs import Hurried, Rig, Script
 
@@ -20,11 +21,12 @@ Code = Callable[[Any], Awaitable[Any]]
 DONE: list[str] = []
 
 
-def code(body: Code) -> AgentRuntime:
+def code(body: Code, version: str | None = None, accepts: tuple[str, ...] = ()) -> AgentRuntime:
     """An agent whose class is its own, as that of each release is."""
 
     class Job(Script):
-        pass
+        code_version = version
+        accepts_code_versions = accepts
 
     return Job(body, "job")
 
@@ -383,3 +385,97 @@ async def test_old_and_new_workers_finish_a_hundred_runs_together(place: Path | 
             f"{what} {name}" for what in ("load", "send") for name in names
         )
         assert len(DONE) == len(set(DONE))
+
+
+# -- code_version
+
+
+async def test_a_run_is_continued_only_by_the_version_that_began_it(place: Path | None) -> None:
+    async with Releases(place) as rig:
+        first, second = worker(rig, code(new, "1")), worker(rig, code(new, "2"))
+        await parked(first)
+        await lives(second)
+        for _ in range(100):  # far longer than other_code_timeout_seconds
+            await second.run_once()
+            rig.clock.advance(20)
+            await lives(second)
+        left = await second.get_run("r")
+        assert (left.status, left.reason, left.attempt) == (RunStatus.PENDING, "code of another version", 1)
+        assert (await check_resume(second, await second.queue.require("r"), code(new, "2"), 5)).outcome == "mismatch"
+        await first.run_once()
+        result = await first.wait("r", timeout=5)
+        assert result.status is RunStatus.SUCCEEDED
+        [started] = [each async for each in first.stream("r") if each.event_type == "run.started"]
+        assert started.payload["code_version"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("began", "other", "fits"),
+    [
+        (code(new, "1"), code(new, "2", ("0", "1")), True),
+        (code(new, "1"), code(new, "1"), True),
+        (code(new), code(new, "2"), True),
+        (code(new, "1"), code(new), False),
+        (code(new, "1"), code(new, None, ("1",)), True),
+    ],
+    ids=["accepted", "the same", "begun without a version", "code without a version", "accepted without a version"],
+)
+async def test_which_versions_continue_a_run(
+    place: Path | None, began: AgentRuntime, other: AgentRuntime, fits: bool
+) -> None:
+    async with Releases(place) as rig:
+        first, second = worker(rig, began), worker(rig, other)
+        await parked(first)
+        await second.run_once()
+        assert ((await first.get_run("r")).status is RunStatus.SUCCEEDED) == fits
+
+
+async def test_resume_names_the_version_whose_code_continues(place: Path | None) -> None:
+    async def fails(ctx: Any) -> None:
+        await ctx.step("load", effect("load"))
+        raise ValueError("no")
+
+    async def mended(ctx: Any) -> str:
+        return str(await ctx.step("load", effect("load")))
+
+    async with Releases(place) as rig:
+        first, second = worker(rig, code(fails, "1")), worker(rig, code(mended, "2"))
+        await first.submit("job", {}, run_id="r")
+        await first.run_once()
+        with pytest.raises(InvalidArgument, match="code_version must be"):
+            await second.resume("r", code_version="")
+        await second.resume("r")
+        await second.run_once()
+        assert (await second.get_run("r")).reason == "code of another version"
+        await second.cancel("r")
+        await second.resume("r", code_version="2")
+        rig.clock.advance(20)
+        await second.run_once()
+        assert (await second.wait("r", timeout=5)).status is RunStatus.SUCCEEDED
+        fork = await first.fork("r", "load")  # is begun by the version that claims it first
+        await first.run_once()
+        assert (await first.get_run(fork)).status is RunStatus.FAILED
+
+
+async def test_execute_refuses_a_run_of_another_version(place: Path | None) -> None:
+    async with Releases(place) as rig:
+        first, second = worker(rig, code(new, "1")), worker(rig, code(new, "2"))
+        await parked(first)
+        with pytest.raises(
+            JournalMismatch, match="code_version of agent 'job' must be '1', which began the run, got '2'"
+        ):
+            await second.execute("job", "r", {})
+        assert (await first.get_run("r")).status is RunStatus.PENDING
+
+
+@pytest.mark.parametrize(
+    ("version", "accepts", "message"),
+    [
+        (1, (), "code_version must be"),
+        ("1", "2", "accepts_code_versions must be"),
+        ("1", ("",), "accepts_code_versions"),
+    ],
+)
+def test_versions_are_checked_when_an_agent_is_registered(version: Any, accepts: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Registry().register(code(new, version, accepts))

@@ -104,7 +104,7 @@ async def resume(args: Namespace) -> int:
     async with existing_store(args) as runner:
         await require_run(runner, args.id, args.tenant)
         try:
-            await runner.resume(args.id, limits=limits_from(args), tenant=args.tenant)
+            await runner.resume(args.id, limits=limits_from(args), tenant=args.tenant, code_version=args.code_version)
         except IllegalTransition as error:
             refused = str(error)
         row = await require_run(runner, args.id, args.tenant)

@@ -401,11 +401,14 @@ def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
         "--request-id", metavar="ID", help='which question is meant, if several with this name are open (see "show")'
     )
     approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
-    _command(
+    resuming = _command(
         commands, "resume", ".control:resume",
         "let workers resume a failed, timed-out, cancelled or dead run; completed steps keep their results",
         "resume order-7 --max-cost-usd 2 --url agents.db", [one, _limits("New limits of the run.")],
     )  # fmt: skip
+    resuming.add_argument(
+        "--code-version", metavar="VERSION", help="the code_version of the agent whose code continues the run"
+    )
     forking = _command(
         commands, "fork", ".control:fork", "create a run that starts from the state of another run",
         "fork order-7 --after fetch --new-run-id order-7-again --url agents.db", [one],

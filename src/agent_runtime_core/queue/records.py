@@ -30,6 +30,7 @@ LIVE = ("pending", "running", "waiting")
 #: Values of `RunRow.blocked`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
 #: SET_ASIDE: an inline run whose process has ended, until its process or a caller takes it again; others may go first.
 QUEUED_BEHIND, SET_ASIDE = 1, 2
+CODE_VERSION = "code_version"  # kind of a mailbox message that names the version whose code continues its run
 LIMITS = "limits"  # kind of a mailbox message that sets limits of its run
 MESSAGE = "message"  # kind of a mailbox message that `runner.send` stored for the agent
 IN_DOUBT = "in_doubt:"  # begins the name of a question about a step in doubt

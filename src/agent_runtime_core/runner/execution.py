@@ -54,7 +54,7 @@ from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_sus
 from .completion_hooks import HistoryReader
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
-from .left_runs import LeftRuns
+from .left_runs import VERSION, LeftRuns, version_mismatch
 from .outcomes import (
     JITTER,
     AskAgent,
@@ -238,12 +238,23 @@ class RunExecution:
                 self.check_journal_length(journal)
             if (result := await self.end_without_running(journal)) is not None:
                 return result
+            if not fresh and (other := await self._version_mismatch(records)) is not None:
+                if self.left_runs is None:
+                    raise other
+                await self.left_runs.leave(self.claim, self.agent, other, pinned=True)
+                return None
             if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
                 await self.claim.release()
                 return None
             await self.record_start(journal)
             if not isinstance(await self._attempt(journal), RetryHere):
                 return self.result
+
+    async def _version_mismatch(self, records: Sequence[Record]) -> JournalMismatch | None:
+        row = self.claim.row
+        mail = await self.backends.queue.mail(row.run_id) if row.generation > 1 and row.mail_seq else ()
+        why = version_mismatch(self.agent, records, mail)
+        return None if why is None else JournalMismatch(why)
 
     def check_journal_length(self, journal: RunJournal) -> None:
         """Reject a journal that was longer when the row was last written.
@@ -327,8 +338,10 @@ class RunExecution:
         """Record that the attempt started."""
         row = self.claim.row
         # Without a tenant the record is that of releases without tenants.
-        started = {"tenant": row.tenant} if row.tenant else None
-        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, started)
+        started = {"tenant": row.tenant} if row.tenant else {}
+        if (version := getattr(self.agent, "code_version", None)) is not None:
+            started[VERSION] = version
+        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, started or None)
         self.claim.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)

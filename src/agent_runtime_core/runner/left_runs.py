@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import weakref
+from collections.abc import Iterable
 from typing import Final
 
-from .._core.codec.json import encode
+from .._core.codec.json import decode, encode
 from .._core.event_types import EventType
 from .._core.log import log
 from .._execution.result_codec import error_payload, redacted_error
 from .._execution.run_control import Stop
+from .._journal.record import ATTEMPT, Record, is_copied
 from ..errors import text_of
 from ..interfaces import AgentRuntime, ErrorInfo
 from ..queue.base import RunQueue
-from ..queue.records import RunRow
+from ..queue.records import CODE_VERSION, MailboxMessage, RunRow
 from .claim import HeldClaim
 from .outcomes import stored_details
 from .processes import ListedProcess, processes
 from .settings import RunnerConfig
 
+VERSION: Final = "code_version"  # field of the record of an attempt
 REASON: Final = Stop.OTHER_CODE.value  # of the row of such a run
 _LEFT_BY: Final = (
     "left by "  # begins the fields of the error that name a process, with the time at which it left the run
@@ -73,20 +77,21 @@ class LeftRuns:
         """
         return not self._executed.has(claim_id, agent)
 
-    async def leave(self, claim: HeldClaim, agent: AgentRuntime, why: Exception) -> bool:
+    async def leave(self, claim: HeldClaim, agent: AgentRuntime, why: Exception, *, pinned: bool = False) -> bool:
         """Release a run whose journal does not fit the code here.
 
         Args:
             claim: The claim on the run, under which nothing was executed.
             agent: The agent.
             why: The mismatch.
+            pinned: Only code of another version may execute the run, however long that takes.
 
         Returns:
             False if no other worker may execute the run, or if that took too long.
         """
         row, now = claim.row, self._queue.clock.wall()
         left = _left(row)
-        if not await self._is_wanted(row, left, now):
+        if not (pinned or await self._is_wanted(row, left, now)):
             return False
         error = ErrorInfo(type(why).__name__, text_of(why), retriable=True)
         if (redaction := claim.writer.redaction) is not None:
@@ -124,6 +129,27 @@ class LeftRuns:
             return False
         living = [each for each in await processes(self._queue) if each.living and each.claims(row.agent)]
         return not living or any(each.process_id not in (self._process.process_id, *left) for each in living)
+
+
+def version_mismatch(agent: AgentRuntime, records: Iterable[Record], mail: Iterable[MailboxMessage]) -> str | None:
+    """Return why this code must not continue a run; None if it may.
+
+    Args:
+        agent: The code.
+        records: The journal of the run. The first attempt of the run itself names the version that began it.
+        mail: The messages of the run. The last of `resume` names another version.
+    """
+    began = next((each for each in records if each.kind == ATTEMPT and not is_copied(each)), None)
+    version = None if began is None or began.info is None else json.loads(began.info).get(VERSION)
+    for message in mail:
+        version = decode(message.payload) if message.kind == CODE_VERSION else version
+    own = getattr(agent, "code_version", None)
+    if version is None or version == own or version in getattr(agent, "accepts_code_versions", ()):
+        return None
+    return (
+        f"code_version of agent {agent.key!r} must be {version!r}, which began the run, got {own!r}. "
+        f"Add {version!r} to accepts_code_versions, or end the run and call runner.resume(run_id, code_version={own!r})"
+    )
 
 
 def _left(row: RunRow) -> dict[str, float]:

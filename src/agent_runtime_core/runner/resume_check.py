@@ -27,6 +27,7 @@ from .._journal.record import Record
 from ..errors import JournalMismatch, UnserialisableResult, deciding_error
 from ..interfaces import AgentRuntime
 from ..queue.records import RunRow
+from .left_runs import version_mismatch
 from .runner import AgentRunner
 
 RESUMES: Final = "resumes"
@@ -117,6 +118,9 @@ async def _replay(
     records = await writer.open()
     if renamed is not None:
         records = [_with_name(each, *renamed) for each in records]
+    mail = await runner.queue.mail(row.run_id) if row.mail_seq else ()
+    if (why := version_mismatch(agent, records, mail)) is not None:
+        return ResumeCheck(MISMATCH, reason=why), None
     journal: RunJournal = StepJournal(writer, records, control)
     if not journal.view.completed and not journal.view.started:
         return ResumeCheck(RESUMES, reason="no step has started"), None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_seconds, checked_tenant
+from .._core.arguments import checked_int, checked_name, checked_seconds, checked_tenant
 from .._core.codec.json import decode_dict, encode
 from .._core.ids import is_uuid, new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
@@ -28,6 +28,7 @@ from ..portal import call, iterate
 from ..queue.base import RunQueue
 from ..queue.records import (
     ANSWER,
+    CODE_VERSION,
     LIMITS,
     LIVE,
     MESSAGE,
@@ -563,7 +564,7 @@ class RunClient:
 
     async def resume(
         self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
-        tenant: str | None = None,
+        tenant: str | None = None, code_version: str | None = None,
     ) -> RunInfo:  # fmt: skip
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
@@ -577,17 +578,21 @@ class RunClient:
                 another call replaces them. Child runs that have started keep the limits they started with.
             by: Who resumes it. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.
+            code_version: The `code_version` of the agent whose code continues the run, instead of that which began it.
 
         Returns:
             The run, which is pending.
 
         Raises:
             IllegalTransition: The run has not ended, or it succeeded.
-            InvalidArgument: `limits` has an unknown name or an invalid value. The run stays as it was.
+            InvalidArgument: `limits` has an unknown name or an invalid value, or `code_version` is no name. The run
+                stays as it was.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
         named = named_limits(limits)
+        if code_version is not None:
+            checked_name("code_version", code_version)
         ended = await self.queue.require(run_id, tenant)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
@@ -597,6 +602,8 @@ class RunClient:
             ops = [Op("queue.reopen", (key, expect, now)), *(pending if state is queue else [])]
             if named:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
+            if code_version is not None:
+                ops.append(self.queue.post_op(key, CODE_VERSION, "", encode(code_version)))
             ops += self.queue.acted_ops(key, "resume", by, f"resume:{ended.generation}")
             await queue.commit(None, ops)
         except RowChanged:
@@ -612,10 +619,10 @@ class RunClient:
 
     async def requeue(
         self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
-        tenant: str | None = None,
+        tenant: str | None = None, code_version: str | None = None,
     ) -> RunInfo:  # fmt: skip
         """Take a run out of the dead-letter queue. The same as `resume`."""
-        return await self.resume(run_id, limits=limits, by=by, tenant=tenant)
+        return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete finished runs that are older than the retention of their status.
