@@ -598,15 +598,23 @@ def test_runs_that_need_attention(tmp_path: Path, capsys: pytest.CaptureFixture[
             await runner.queue.settle(str(claimed.run_id), RunUpdate(claimed.claim_id, "dead", clock.wall()))
             await runner.submit("slow", run_id="first", concurrency_key="k")
             await runner.submit("slow", run_id="second", concurrency_key="k")
+            for name, reason in (("older", "code of another version"), ("sealed", "UnknownEncryptionKey")):
+                await runner.submit("poison", run_id=name)
+                claimed = await runner.queue.claim("w", 60, agent_keys=["poison"])
+                assert claimed is not None
+                update = RunUpdate(claimed.claim_id, "pending", clock.wall(), due_at=clock.wall() + 60, reason=reason)
+                await runner.queue.settle(str(claimed.run_id), update)
         finally:
             clock.wall = real
 
     on(run.url, fill)
     told = [(each["status"], each["detail"]) for each in findings(run)["runs"]]
     assert told == [
-        ("ok", "3 pending, 1 dead"),
+        ("ok", "5 pending, 1 dead"),
         ("warning", "asks, first: pending for more than 1 h"),
         ("warning", "second: blocked by their concurrency key for more than 1 h"),
+        ("warning", "older: left by workers whose code is of another version"),
+        ("warning", "sealed: left by workers that lack their key"),
         ("warning", "1 in the dead-letter queue"),
     ]
 

@@ -18,10 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from .._core.clock import SYSTEM, shown_duration
 from .._core.lazy_import import BUILT_IN, check_scheme, installed_schemes, load, package_of
+from .._engines.payloads import UNREADABLE
 from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of, variable_of
 from ..errors import AgentRuntimeError, brief
 from ..queue.records import RunRow
 from ..registry import Registry
+from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.runner import AgentRunner
 from ..status import RunStatus
 from .output import human_size, only_errors_logged, print_columns, print_json, print_line
@@ -134,6 +136,7 @@ _COLLECTIONS: Final = frozenset({"all", "dev", "docs"})  # extras that install o
 _COUNTED: Final = 10_000  # runs of each status that are counted, at most
 _LONG: Final = 3600.0  # seconds after which a run that could execute, or is blocked, is reported
 _WAITING: Final = 7 * 86_400.0  # the same for a run that waits
+_LACKS_KEY: Final = frozenset(each.__name__ for each in UNREADABLE)  # reasons of runs that a worker could not read
 _NAMED: Final = 5  # runs that a finding names
 
 
@@ -300,6 +303,8 @@ class _Counts(NamedTuple):
     overdue: list[str]  # pending, and could have started long ago
     blocked: list[str]
     waiting: list[str]
+    left: list[str]  # pending, because the code of workers does not fit
+    encrypted: list[str]  # pending, because workers lack a key
 
 
 async def _runs(runner: AgentRunner) -> list[Finding]:
@@ -315,6 +320,9 @@ async def _runs(runner: AgentRunner) -> list[Finding]:
          "Look at the run that holds the concurrency slot"),
         (counts.waiting, f"waiting for more than {shown_duration(_WAITING)}",
          "See what they wait for with: agent-runtime show RUN"),
+        (counts.left, "left by workers whose code is of another version",
+         "Start a worker whose code fits. What does not fit is shown by: agent-runtime check"),
+        (counts.encrypted, "left by workers that lack their key", "Start a worker that has the payload codec"),
     ):  # fmt: skip
         if names_:
             more = f" and {len(names_) - _NAMED} more" if len(names_) > _NAMED else ""
@@ -326,7 +334,7 @@ async def _runs(runner: AgentRunner) -> list[Finding]:
 
 
 async def _counts(runner: AgentRunner) -> _Counts:
-    counts, now = _Counts({}, {}, [], [], []), SYSTEM.wall()
+    counts, now = _Counts({}, {}, [], [], [], [], []), SYSTEM.wall()
     for status in RunStatus:
         number = 0
         async for row in rows_of(runner, status.value, limit=_COUNTED):
@@ -348,6 +356,10 @@ def _look(row: RunRow, now: float, counts: _Counts) -> None:
         case "pending" if row.blocked:
             if now - row.updated_at > _LONG:
                 counts.blocked.append(name)
+        case "pending" if row.reason == OTHER_CODE:
+            counts.left.append(name)
+        case "pending" if row.reason in _LACKS_KEY:
+            counts.encrypted.append(name)
         case "pending":
             if now - max(row.updated_at, row.due_at) > _LONG:
                 counts.overdue.append(name)
