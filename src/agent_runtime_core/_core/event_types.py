@@ -14,6 +14,7 @@ class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the pub
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"
     RUN_LEFT = "run.left"
+    RUN_RESTORED = "run.restored"
     RUN_HEARTBEAT = "run.heartbeat"
     RUN_SUCCEEDED = "run.succeeded"
     RUN_FAILED = "run.failed"

@@ -95,6 +95,8 @@ class ClaimWriter:
         self.parent_id: str | None = row.parent_id
         self.input: str = row.input
         self.arrival: int = row.arrival
+        self.mail_seq: int = row.mail_seq
+        self.caller_id: str | None = row.parent_id
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state

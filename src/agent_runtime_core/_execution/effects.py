@@ -24,7 +24,7 @@ from .._engines.payloads import UNREADABLE, Undecoded, why_unreadable
 from .._journal.record import STARTED, Record, is_copied
 from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..queue.base import RunQueue
-from ..queue.records import RunRow
+from ..queue.records import CONFIRMED, RESTORED, RunRow
 from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore, rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
@@ -37,6 +37,11 @@ FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
 
 #: How to resume a run with a step in doubt.
 CHECK: Final = "Check whether it took effect, then resume with on_in_doubt='retry', 'review' or a check function"
+
+CONFIRM: Final = (
+    "If nothing more had happened, run agent-runtime restored RUN --confirm. Otherwise resume with "
+    "on_in_doubt='review' or a check function"
+)
 
 RESULT_MISSING: Final = (
     "The step has happened, and is in doubt because its result is missing. Resume with on_in_doubt='review' or a check "
@@ -179,6 +184,29 @@ async def _join_lineage_of_caller(
     return caller.view.origin
 
 
+async def may_lack_steps(queue: RunQueue, run_id: str) -> bool:
+    """Return whether the store was restored, and nobody has confirmed that the copy lacks no step of the run."""
+    marks = [each.name for each in await queue.mail(run_id) if each.kind == RESTORED]
+    return bool(marks) and marks[-1] != CONFIRMED
+
+
+async def _marked_runs(journal: RunJournal) -> list[str]:
+    """Return which of a run, its callers and the first run of its lineage had steps that the copy of a store may lack.
+
+    A store is marked while no worker executes its runs. So it is enough to look once under each claim.
+    """
+    writer, found = journal.writer, list[str]()
+    rows = [] if journal.view.origin == writer.run_id else [await writer.queue.row(journal.view.origin)]
+    caller = writer.caller_id
+    while caller is not None and (row := await writer.queue.row(caller)) is not None:
+        rows.append(row)
+        caller = row.parent_id
+    if writer.mail_seq:
+        found.append(writer.run_id)
+    found += [row.run_id for row in rows if row is not None and row.mail_seq]
+    return [each for each in found if await may_lack_steps(writer.queue, each)]
+
+
 async def leave_if_deleted(queue: RunQueue, state: StateStore, origin: str, run_id: str) -> None:
     """Take back the membership of a run that was deleted in the meantime, since no later deletion does."""
     if await queue.row(run_id) is None:
@@ -234,6 +262,16 @@ class GuardedStep:
         if start is not None:
             self.journal.doubts_met.add(self.identity)
         return start
+
+    async def may_have_happened(self) -> bool:
+        """Return whether the step may be missing in the copy from which the store was restored.
+
+        That is so for each step without a record, until a person has confirmed for the run that the copy lacks none.
+        """
+        journal, queue = self.journal, self.journal.writer.queue
+        if journal.restored is None:
+            journal.restored = await _marked_runs(journal)
+        return any([await may_lack_steps(queue, each) for each in journal.restored])
 
     def enter(self) -> None:
         """Put the step in doubt, because its function is entered now."""

@@ -144,6 +144,8 @@ class RunWriter(StepWriter, Protocol):
         """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
 
     parent_id: str | None
+    caller_id: str | None
+    mail_seq: int
     arrival: int
     call: ChildCall | None
 
@@ -203,6 +205,8 @@ class ReadOnlyWriter:
         self.claim_id: str = row.claim_id
         self.parent_id: str | None = None  # to join the lineage of a child would be a write
         self.arrival: int = row.arrival
+        self.mail_seq: int = row.mail_seq
+        self.caller_id: str | None = row.parent_id
         self.input: str = row.input
         self.call: ChildCall | None = None
         self.queue: RunQueue = queue

@@ -187,6 +187,7 @@ class StepJournal(Generic[W_co]):
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
         lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
         executed: This claim has called code of a step.
+        restored: Runs of the lineage whose store was restored, as this claim found them; None if it has not looked yet.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
         unexpected: After a JournalMismatch, the record that does not fit the code, if there is one.
     """
@@ -221,6 +222,7 @@ class StepJournal(Generic[W_co]):
         self.executed: bool = False
         self.mismatch: tuple[str, str] | None = None
         self.unexpected: Record | None = None
+        self.restored: list[str] | None = None
         self._recorded_before = len(self.view.completed)  # before this claim
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`

@@ -30,7 +30,7 @@ from ..errors import (
     holds,
 )
 from ..state.base import EffectExists
-from .effects import CHECK, GuardedStep
+from .effects import CHECK, CONFIRM, GuardedStep
 from .journal_view import BEFORE_FIELD, CONCURRENT_INFO, GUARDED_FIELD
 from .result_codec import redacted_result
 from .run_writer import StepWriter
@@ -170,7 +170,10 @@ async def _run_guarded(journal: RunJournal, work: StepCall, seal: Seal) -> Any:
 
 async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, step: GuardedStep) -> Any:
     await step.find()
-    if (start := step.doubted_start()) is None:
+    start = step.doubted_start()
+    if start is None and await step.may_have_happened():
+        start = -1
+    if start is None:
         if journal.writer.call is not None:
             await step.check_others()
         await step.check_approval()
@@ -502,7 +505,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
 async def _apply_in_doubt_policy(
     journal: RunJournal, work: StepCall, start: int, step: GuardedStep
 ) -> AlreadyDone | None:
-    """Decide by the policy what happens to a step in doubt that the record `start` started.
+    """Decide by the policy what happens to a step in doubt that the record `start` started; -1 if the copy lacks it.
 
     Returns:
         The result of the step; None to run it again.
@@ -513,6 +516,8 @@ async def _apply_in_doubt_policy(
         InvalidArgument: The check function returned neither None nor AlreadyDone.
     """
     policy = work.options.on_in_doubt
+    if policy == "fail" and start < 0:
+        raise StepInDoubt(work.name, f"it was perhaps done after the copy from which the store was restored. {CONFIRM}")
     if policy == "fail":
         raise StepInDoubt(work.name, f"it was interrupted, and its outcome is unknown (on_in_doubt='fail'). {CHECK}")
     if policy == "review":

@@ -10,12 +10,14 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from .._core.validation import Shown, must
+from .._execution.effects import may_lack_steps
 from ..config import get_config
 from ..errors import brief
 from ..registry import Registry
+from ..runner.restoring import confirm_restored, mark_restored
 from ..runner.verification import Verification, verify_store
-from .output import print_json, print_line, warn
-from .store import contents_only_shown, file_of, open_store, require_file
+from .output import print_json, print_line, report, warn
+from .store import contents_only_shown, existing_store, file_of, open_store, require_file, require_run
 
 _SHOWN: Final = 20  # places that are printed
 
@@ -26,22 +28,62 @@ async def backup(args: Namespace) -> int:
         fix = "To copy a Redis store, use the snapshots of its server"
         raise must("FILE", "be a SQLite file", Shown(brief(args.source, 500)), fix)
     require_file(args.source, "Check the path")
-    with _new_file(args.copy) as part:
-        async with open_store(args.source, Registry(), read_only=True) as runner:
-            engine: Any = runner.queue.commits
-            engine.back_up(part)
+    with _new_file("COPY", args.copy) as part:
+        await _copy(args.source, part)
         found = await _verified(part)
     if not args.json:
         print_line(f"copied {args.source} to {args.copy}")
     return _report(found, args.json)
 
 
+async def restore(args: Namespace) -> int:
+    """Make a store of a copy, in which the runs that had not ended are marked; return 1 if something is damaged."""
+    require_file(args.copy, "Check the path")
+    with _new_file("FILE", args.file) as part:
+        await _copy(args.copy, part)
+        async with open_store(part, Registry()) as runner:
+            marked = await mark_restored(runner, force=True)
+        found = await _verified(part)
+    if not args.json:
+        print_line(f"restored {args.file} from {args.copy}; {_marked(marked)}")
+    return _report(found, args.json)
+
+
+async def mark(args: Namespace) -> int:
+    """Mark the runs of a store that was restored by other means."""
+    async with existing_store(args) as runner:
+        marked = await mark_restored(runner, force=args.force)
+    return report(args, {"marked": marked}, _marked(marked))
+
+
+async def restored(args: Namespace) -> int:
+    """Confirm that a restored store lacks nothing of a run, or say whether that has to be confirmed."""
+    async with existing_store(args) as runner:
+        row = await require_run(runner, args.id, args.tenant)
+        resumed = False
+        if args.confirm:
+            resumed = await confirm_restored(runner, row.run_id, by=args.by, tenant=args.tenant)
+        is_open = await may_lack_steps(runner.queue, row.run_id)
+    words = "lacks nothing more" if not is_open else "may have done more than the store knows. Confirm with --confirm"
+    return report(args, {"confirmed": not is_open, "resumed": resumed}, f"run {args.id} {words}")
+
+
+def _marked(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)} that had not ended marked: guarded steps without a record are in doubt"
+
+
+async def _copy(source: str, part: str) -> None:
+    async with open_store(source, Registry(), read_only=True) as runner:
+        engine: Any = runner.queue.commits
+        engine.back_up(part)
+
+
 @contextlib.contextmanager
-def _new_file(name: str) -> Iterator[str]:
+def _new_file(called: str, name: str) -> Iterator[str]:
     """Create an empty file, and give it its name once the block has filled it; delete it if the block fails."""
     path = os.path.abspath(name)
     if os.path.lexists(path):
-        raise must("COPY", "be a file that does not exist", Shown(brief(name, 500)), "Choose another name")
+        raise must(called, "be a file that does not exist", Shown(brief(name, 500)), "Choose another name")
     part = f"{path}.part"
     os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # what is in it may be secret
     try:

@@ -127,6 +127,7 @@ def parser() -> Parser:
     _add_dead(commands, store)
     _add_tenant(commands, store)
     _add_maintenance(commands, store, plain)
+    _add_backup(commands, plain, store, one)
     return top
 
 
@@ -473,7 +474,6 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
         "doctor --url agents.db", [store],
     )  # fmt: skip
-    _add_backup(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
     conforming = _command(
@@ -502,13 +502,32 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
                            help="directory that contains .agent_runtime (default: the current directory)")  # fmt: skip
 
 
-def _add_backup(commands: Any, plain: argparse.ArgumentParser) -> None:
+def _add_backup(
+    commands: Any, plain: argparse.ArgumentParser, store: argparse.ArgumentParser, one: argparse.ArgumentParser
+) -> None:
     copying = _command(
         commands, "backup", ".backup:backup", "copy a SQLite file while workers use it, and check the copy",
         "backup agents.db backups/agents-2026-11-29.db", [plain],
     )  # fmt: skip
     copying.add_argument("source", metavar="FILE", help="SQLite file of the runs")
     copying.add_argument("copy", metavar="COPY", help="the new file; only its owner can read it")
+    restoring = _command(
+        commands, "restore", ".backup:restore", "make a store of a copy, and mark the runs that had not ended",
+        "restore backups/agents-2026-11-29.db agents.db", [plain],
+    )  # fmt: skip
+    restoring.add_argument("copy", metavar="COPY", help="what backup has written")
+    restoring.add_argument("file", metavar="FILE", help="the new SQLite file; it must not exist")
+    marking = _command(
+        commands, "mark-restored", ".backup:mark", "mark the runs of a store that was restored by other means",
+        "mark-restored --url redis://localhost:6379/0", [store],
+    )  # fmt: skip
+    marking.add_argument("--force", action="store_true", help="although the store lists living workers")
+    confirming = _command(
+        commands, "restored", ".backup:restored", "confirm that a restored store lacks nothing of a run",
+        "restored order-7 --confirm --url agents.db", [one],
+    )  # fmt: skip
+    confirming.add_argument("--confirm", action="store_true", help="confirm it; a run that has failed is resumed")
+    confirming.add_argument("--by", metavar="NAME", help="who confirms it")
     checking = _command(
         commands, "verify", ".backup:verify", "read everything in a store, and say what is damaged",
         "verify agents.db", [plain],

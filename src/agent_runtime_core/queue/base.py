@@ -31,7 +31,9 @@ from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redact
 from .records import (
     ACTED,
     CANCELLED_BY_CALLER,
+    CONFIRMED,
     LIVE,
+    RESTORED,
     ClaimRequest,
     MailboxMessage,
     QueuedRun,
@@ -586,6 +588,10 @@ class RunQueue(Backend):
         ever.
         """
         return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.arrival}:{row.generation}")
+
+    def confirmed_op(self, run_id: str) -> Op:
+        """Return the operation that stores that a restored store lacks nothing of a live run."""
+        return self.post_op(run_id, RESTORED, CONFIRMED, "null", f"{CONFIRMED}:{new_ulid(self.clock)}")
 
     def acted_ops(self, run_id: str, action: str, by: str | None, act_id: str) -> list[Op]:
         """Return the operations that store who acts on a live run, for a commit with the action; none without a name.

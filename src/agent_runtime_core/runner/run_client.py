@@ -564,7 +564,7 @@ class RunClient:
 
     async def resume(
         self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
-        tenant: str | None = None, code_version: str | None = None,
+        tenant: str | None = None, code_version: str | None = None, restored: bool = False,
     ) -> RunInfo:  # fmt: skip
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
@@ -579,6 +579,7 @@ class RunClient:
             by: Who resumes it. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.
             code_version: The `code_version` of the agent whose code continues the run, instead of that which began it.
+            restored: Confirm that the run had done nothing more than a restored store knows.
 
         Returns:
             The run, which is pending.
@@ -604,6 +605,8 @@ class RunClient:
                 ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
             if code_version is not None:
                 ops.append(self.queue.post_op(key, CODE_VERSION, "", encode(code_version)))
+            if restored:
+                ops.append(self.queue.confirmed_op(key))
             ops += self.queue.acted_ops(key, "resume", by, f"resume:{ended.generation}")
             await queue.commit(None, ops)
         except RowChanged:
