@@ -44,8 +44,8 @@ class Echo(AgentRuntime):
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AgentRunner]:
     """Open a runner on each kind of store."""
-    urls = {"memory": lambda: "memory://", "sqlite": lambda: str(tmp_path / "runs.db")}
-    url = urls.get(request.param, lambda: str(request.getfixturevalue("redis_url")))()
+    urls = {"memory": "memory://", "sqlite": str(tmp_path / "runs.db")}
+    url = urls.get(request.param) or str(request.getfixturevalue("redis_url"))
     registry = Registry()
     registry.register(Echo())
     return lambda: AgentRunner.open(url, registry=registry)
@@ -194,7 +194,7 @@ async def test_a_child_without_an_input_has_an_empty_one(opened: Callable[[], Ag
         class Parent(AgentRuntime):
             key = "parent"
 
-            def run(self, ctx: SyncRunContext) -> RunResult:  # type: ignore[override]
+            def run(self, ctx: SyncRunContext) -> RunResult:
                 return RunResult(
                     {"each": [ctx.call("echo").final_output, ctx.call("echo", params=PARAMS).final_output]}
                 )

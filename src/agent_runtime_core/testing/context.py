@@ -394,7 +394,9 @@ def create_test_context(
     if message is not None and input_messages is not None:
         raise must("input_messages", "be None if message is passed", input_messages, "Pass one of them")
     messages = input_messages if message is None else [{"role": "user", "content": message}]
-    given = run_input(input, params) if input is not None or params is None else {"params": params}  # not a copy
+    given: dict[str, Any] = {} if params is None else {"params": params}
+    if input is not None:
+        given = run_input(input, params)
     if messages is not None and given.setdefault("messages", messages) is not messages:
         raise must("input", "have no messages if they are passed", Shown("messages in both"), "Pass them in one place")
     return _context_of(given, metadata=metadata, tool_registry=_registry(tools))
