@@ -281,6 +281,16 @@ def test_a_reader_gets_through_the_page(page: str, kilobytes: int) -> None:
     assert (ROOT / page).stat().st_size <= kilobytes * 1024
 
 
+def test_the_migration_page_has_a_row_for_each_breaking_change() -> None:
+    """If this fails for a new line of the changelog, add a row that says what a user of 0.6.0 must do."""
+    unreleased = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("\n## [Unreleased]")[2].partition("\n## [")[0]
+    breaking = unreleased.partition("\n### Breaking\n")[2].partition("\n### ")[0]
+    page = (ROOT / "docs" / "migration-0.6.md").read_text("utf-8")
+    conditions = [row for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE) if row != "If"]
+    assert len(conditions) == len(re.findall(r"^- ", breaking, re.MULTILINE))
+    assert len(set(conditions)) == len(conditions)
+
+
 def test_the_readme_has_the_commands_that_run_the_job_and_the_tests() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert "pip install -e . && python examples/digest.py" in lines

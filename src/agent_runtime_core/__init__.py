@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__version__ = "0.6.0"
+__version__ = "0.7.0.dev0"
 
 
 # Not imported from typing: that import would cost more than this whole module. Type checkers know the name.

@@ -408,13 +408,17 @@ class RunContext(Protocol):
             key: Identifies the call among others.
         """
 
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+    async def call(
+        self, agent: AgentRuntime | str, input: Mapping[str, Any] | None = None, *, key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> RunResult:  # fmt: skip
         """Run another agent as a child of this run, and return its result.
 
         Args:
             agent: An agent, or the key of a registered one.
             input: The input of the child run.
             key: Identifies the child among others of the same agent.
+            params: Merged into the "params" of the input.
 
         Raises:
             RunFailed: The child did not succeed.

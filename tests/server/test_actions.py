@@ -161,6 +161,7 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
     await runner.execute("steps", "one", {})
     async with client:
         forked = await client.post(f"{RUNS}/one/fork", json={"after_step": "b", "new_run_id": "two", "input": {"x": 1}})
+        changed = await client.post(f"{RUNS}/one/fork", json={"input": {"params": {"x": 1}}, "params": {"y": 2}})
         whole = await client.post(f"{RUNS}/one/fork")
         null = await client.post(f"{RUNS}/one/fork", content="null", headers=JSON)
         pair = await client.post(f"{RUNS}/one/fork", json={"after_step": ["b", 0]})
@@ -172,17 +173,20 @@ async def test_a_run_is_forked_after_a_step(client: httpx.AsyncClient, runner: A
                 {"after_step": 3},
                 {"effects": "x"},
                 {"input": 3},
+                {"input": {"params": 3}, "params": {"y": 2}},
             )
         ]
         taken = await client.post(f"{RUNS}/one/fork", json={"new_run_id": "one"})
         read = await client.get(forked.headers["location"])
-    assert [each.status_code for each in (forked, whole, null, pair)] == [201] * 4
+    assert [each.status_code for each in (forked, changed, whole, null, pair)] == [201] * 5
+    assert changed.json()["input"] == {"params": {"x": 1, "y": 2}}
     assert read.json()["key"] == "two"
     assert [each["name"] for each in read.json()["steps"]] == ["a", "b"]
-    assert [each.status_code for each in wrong] == [422] * 5
+    assert [each.status_code for each in wrong] == [422] * 6
+    assert wrong[5].json()["errors"][0]["field"] == "input"
     assert "'a'" in wrong[0].text or "completed step" in wrong[0].text
     assert taken.status_code == 409
-    assert len(await runner.runs()) == 5
+    assert len(await runner.runs()) == 6
 
 
 async def test_the_run_shows_who_acted_on_it(runner: AgentRunner, make_app: Callable[..., Any]) -> None:

@@ -379,3 +379,17 @@ async def test_a_caller_that_may_only_approve_lists_the_questions_that_it_may_an
     assert "4111" not in listed.text
     assert others == [403] * 5
     assert {each.status_code for each in answered} == {200}
+
+
+async def test_a_run_and_a_fork_are_judged_by_their_params() -> None:
+    def may(verb: str, run: Any) -> bool:
+        return bool(run.input.get("params", {}).get("team") != "secret")
+
+    async with _opened("memory://") as runner:
+        app = create_app(runner, authenticate=lambda request: Caller("ada", may=may))
+        await runner.submit("asks", {"params": {"team": "open"}}, run_id="one")
+        async with client_of(app, None) as client:
+            for params, code in (({"team": "secret"}, 403), ({"team": "other"}, 201)):
+                assert (await client.post(f"{API}/runs/one/fork", json={"params": params})).status_code == code
+                body = {"agent": "asks", "input": {"params": {"team": "open"}}, "params": params}
+                assert (await client.post(f"{API}/runs", json=body)).status_code == code

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._core.validation import redacted
+from agent_runtime_core.cli import doctor
 from agent_runtime_core.cli.completion import commands_of
 from agent_runtime_core.cli.doctor import file_system_of
 from agent_runtime_core.cli.output import human_size, human_time
@@ -30,6 +31,7 @@ from agent_runtime_core.planning import RuleBasedPlanner
 from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.turns import TurnManager
+from tests.support.cases import for_each
 from tests.support.command_line import ROOT, Commands, on, process
 from tests.support.runs import Script
 
@@ -124,6 +126,18 @@ def test_a_run_id_is_stored_once(run: Commands) -> None:
     code, out, err = run("submit", "greeter", "--run-id", "hello", "--input", '{"a": 1}')
     assert (code, out, "another input" in err) == (1, "", True)
     assert len(run.json("runs")) == 1
+
+
+def test_an_idempotency_key_is_stored_once(run: Commands) -> None:
+    first = run.json("submit", "greeter", "--idempotency-key", "order 7")
+    assert (first["status"], first["existed"]) == ("pending", False)
+    assert run.json("submit", "greeter", "--idempotency-key", "order 7") == {**first, "existed": True}
+    _, out, _ = run("submit", "greeter", "--idempotency-key", "order 7", "--run-id", "another")
+    assert out == f"run {first['run_id']} of agent greeter exists already and is pending\n"
+    code, out, err = run("submit", "greeter", "--idempotency-key", "order 7", "--input", '{"a": 1}')
+    assert (code, out, "another input" in err) == (1, "", True)
+    other = run.json("submit", "greeter", "--idempotency-key", "order 7", "--tenant", "acme")
+    assert (other["existed"], len(run.json("runs"))) == (False, 2)
 
 
 def test_a_run_is_submitted_by_module(run: Commands) -> None:
@@ -496,6 +510,50 @@ def test_unsafe_settings_of_redis(redis_url: str, capsys: pytest.CaptureFixture[
     found = findings(Commands(capsys, redis_url))["redis"]
     assert any("appendonly is 'no'" in each["detail"] and "CONFIG SET" in each["fix"] for each in found)
     assert {each["status"] for each in found} == {"warning"}
+
+
+API, SDK, EXPORTER = "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"
+EXTRA, NEEDS = "'agent-runtime-core[otel]'", "needs: pip install"
+
+
+@for_each(
+    ("there", "sinks", "status", "said"),
+    [
+        ([API, SDK, EXPORTER], [], "ok", f"installed: {API} 7, {SDK} 7, {EXPORTER} 7; not installed: none"),
+        ([API, SDK], [], "ok", f"not installed: {EXPORTER}. OpenTelemetrySink without exporter= {NEEDS} {EXPORTER}"),
+        ([API, SDK], ["opentelemetry"], "error", f"not installed: {EXPORTER}. OpenTelemetrySink {NEEDS} {EXPORTER}"),
+        ([API], [], "ok", f"not installed: {SDK}, {EXPORTER}. OpenTelemetrySink {NEEDS} {EXTRA} {EXPORTER}"),
+        (
+            [],
+            ["agent_runtime_core.tracing:OpenTelemetrySink"],
+            "error",
+            f"installed: none; not installed: {API}, {SDK}, {EXPORTER}. OpenTelemetrySink {NEEDS} {EXTRA} {EXPORTER}",
+        ),
+        ([EXPORTER, API, SDK], ["opentelemetry"], "ok", "not installed: none"),
+        ([], ["langfuse"], "", ""),
+        ([], [], "", ""),
+    ],
+)
+def test_doctor_shows_which_parts_of_opentelemetry_are_there(
+    there: list[str], sinks: list[str], status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "7" if package in there else None)
+    configure(trace_sinks=sinks)
+    try:
+        found = [(each.status, f"{each.detail}. {each.fix}".rstrip(". ")) for each in doctor._opentelemetry()]
+    finally:
+        reset_config()
+    assert [each[0] for each in found] == [status] * bool(said)
+    assert all(each[1].endswith(said) for each in found)
+
+
+def test_doctor_of_a_copy_that_is_not_installed_knows_no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(package: str) -> list[str]:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    [extras] = [each.detail for each in doctor._versions() if each.check == "extras"]
+    assert extras == "unknown, because this copy of the library was not installed"
 
 
 def test_doctor_suggests_only_similar_variables(tmp_path: Path) -> None:

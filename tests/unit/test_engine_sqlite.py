@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import agent_runtime_core
 from agent_runtime_core._engines.base import INSTALL, Guard, NotApplied, Op, OperationSet
 from agent_runtime_core._engines.commit_request import CommitRequest
 from agent_runtime_core._engines.sqlite import engine as sqlite
@@ -39,6 +40,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.records import RunFilter
+from tests.support.cases import for_each
 from tests.support.runs import no_thread, soon, until
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
@@ -559,10 +561,39 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
     await engine.close()
     with contextlib.closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("UPDATE arc_schema SET version = 9 WHERE concern = 'things'")
-    engine = SQLiteEngine.open(path)
+        conn.execute("UPDATE arc_schema SET version = 'agent-runtime-core 0.9.1' WHERE concern = 'library of things'")
+    with pytest.raises(StorageTooNew) as caught:
+        opened(path)
+    assert str(caught.value) == (
+        f"{path}: its things schema has version 9, written by 'agent-runtime-core 0.9.1', this library knows 1. "
+        "Upgrade agent-runtime-core"
+    )
+
+
+@for_each("row", ["DELETE FROM arc_schema WHERE concern = 'library of things'",
+                  "UPDATE arc_schema SET version = 7 WHERE concern = 'library of things'"])  # fmt: skip
+async def test_a_newer_schema_of_an_unknown_library_is_refused(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "a.db"
+    await opened(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("UPDATE arc_schema SET version = 9 WHERE concern = 'things'")
+        conn.execute(row)
     with pytest.raises(StorageTooNew, match=r"its things schema has version 9, this library knows 1\. Upgrade"):
-        engine.add(THINGS)
-    await engine.close()
+        opened(path)
+
+
+async def test_the_library_is_that_of_the_last_migration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def versions() -> dict[str, Any]:
+        with contextlib.closing(sqlite3.connect(path)) as conn:
+            return dict(conn.execute("SELECT * FROM arc_schema WHERE concern LIKE '%things'"))
+
+    for library, migrations in (("1.10", 1), ("2.0", 1), ("3.0", 2)):
+        monkeypatch.setattr(agent_runtime_core, "__version__", library)
+        engine = SQLiteEngine.open(path)
+        engine.add(OperationSet("things", {}, {}, (SCHEMA, "ALTER TABLE arc_things ADD COLUMN extra")[:migrations]))
+        await engine.close()
+        written = "3.0" if migrations == 2 else "1.10"
+        assert versions() == {"things": migrations, "library of things": f"agent-runtime-core {written}"}
 
 
 async def test_migrations_run_once_each_and_all_or_none(path: Path) -> None:

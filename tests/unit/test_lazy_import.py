@@ -12,6 +12,7 @@ import pytest
 
 from agent_runtime_core._core.lazy_import import EXTRAS, load, pick
 from agent_runtime_core.errors import InvalidArgument, MissingDependency
+from tests.support.cases import for_each
 
 HOUSE = "agent_runtime_core"
 TABLE = {"memory": ".errors:LeaseLost", "redis": ".errors:RunBusy"}
@@ -92,6 +93,44 @@ def test_a_missing_module_of_a_package_that_is_there_names_its_own_package(monke
     with pytest.raises(MissingDependency, match=r"^the sink needs the module 'opentelemetry\.exporter\.") as caught:
         load(f"{exporter}:OTLPSpanExporter", needed_by="the sink")
     assert str(caught.value).endswith("': pip install opentelemetry-exporter-otlp-proto-http")
+
+
+OTLP = "opentelemetry.exporter.otlp.proto"
+
+
+@for_each(
+    ("lacking", "wanted", "fix"),
+    [
+        ("opentelemetry.sdk", "opentelemetry.sdk.trace.export", "'agent-runtime-core[otel]'"),
+        ("opentelemetry.sdk", "their_sink", "'agent-runtime-core[otel]'"),
+        ("opentelemetry.exporter", f"{OTLP}.http.trace_exporter", "opentelemetry-exporter-otlp-proto-http"),
+        ("opentelemetry.exporter", f"{OTLP}.grpc.trace_exporter", "opentelemetry-exporter-otlp-proto-grpc"),
+        ("opentelemetry.exporter", "their_sink", "opentelemetry-exporter-otlp-proto-http"),
+        ("a_dependency", f"{OTLP}.http.trace_exporter", "opentelemetry-exporter-otlp-proto-http"),
+    ],
+)
+def test_a_part_of_opentelemetry_that_is_missing_names_what_installs_it(
+    lacking: str, wanted: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API alone is a dependency of many packages."""
+    pytest.importorskip("opentelemetry.trace")
+
+    def importing(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {lacking!r}", name=lacking)
+
+    monkeypatch.setattr(importlib, "import_module", importing)
+    with pytest.raises(MissingDependency) as caught:
+        load(f"{wanted}:Name", needed_by="the sink")
+    assert str(caught.value) == f"the sink needs the module {lacking!r}: pip install {fix}"
+
+
+def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(MissingDependency) as caught:
+        load("opentelemetry.sdk.trace.export:BatchSpanProcessor", needed_by="the sink")
+    assert str(caught.value) == "the sink needs the 'opentelemetry' package: pip install 'agent-runtime-core[otel]'"
 
 
 def test_a_module_of_nobody_s_extra_is_looked_for_on_the_path() -> None:

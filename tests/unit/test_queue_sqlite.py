@@ -260,7 +260,7 @@ async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, m
     await queue.close()
     older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:-1])
     monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
-    with pytest.raises(StorageTooNew, match=r"its queue schema has version 7, this library knows 6\. Upgrade"):
+    with pytest.raises(StorageTooNew, match=r"schema has version 7, written by .*, this library knows 6\. Upgrade"):
         SQLiteQueue(tmp_path / "runs.db")
 
 

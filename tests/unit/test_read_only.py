@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -30,6 +31,7 @@ from agent_runtime_core import (
     StorageError,
     StorageFull,
     StorageTooNew,
+    __version__,
 )
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.sqlite import read_only
@@ -200,7 +202,8 @@ async def test_a_newer_schema_is_rejected(folder: Path, concern: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("UPDATE arc_schema SET version = 99 WHERE concern = ?", (concern,))
     before = listing(folder)
-    fix = rf"agents.db: its {concern} schema has version 99.*Upgrade agent-runtime-core"
+    library = rf"written by 'agent-runtime-core {re.escape(__version__)}'"
+    fix = rf"agents.db: its {concern} schema has version 99, {library}, .*Upgrade agent-runtime-core"
     with pytest.raises(StorageTooNew, match=fix):
         await read_all(path)
     assert listing(folder) == before

@@ -36,6 +36,26 @@ def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**(value or {})}
 
 
+def run_input(input: Any, params: Any = None, *, input_data: Any = None) -> dict[str, Any]:
+    """Return the input of a run, with `params` merged into its "params".
+
+    Args:
+        input: The argument `input` of the caller.
+        params: The argument `params`, whose names replace those in the input.
+        input_data: The same as `input`, under its first name in `execute`.
+
+    Raises:
+        InvalidArgument: Both names are used, or a value is no dict. The message names the argument.
+    """
+    if input is not None and input_data is not None:
+        raise must("input and input_data", "not both be passed", Shown("both"), "Pass input alone")
+    name, given = ("input", input) if input_data is None else ("input_data", input_data)
+    merged = mapping(name, given)
+    if params is not None and (more := mapping("params", params)):
+        merged["params"] = {**mapping(f"{name}['params']", merged.get("params")), **more}
+    return merged
+
+
 def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the agent keys of a claim, each once; None means all agents. A single string is rejected."""
     if agent_keys is None:

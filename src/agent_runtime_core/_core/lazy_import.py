@@ -35,8 +35,12 @@ EXTRAS = {
     "uvicorn": "server",
     "websockets": "server",
 }
-# A module that no extra installs -> its package.
-_PACKAGES = {"opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http"}
+# What installs a part of a package that may be there without this part. The first name that fits counts.
+_INSTALLED_BY = {
+    "opentelemetry.sdk": "'agent-runtime-core[otel]'",
+    "opentelemetry.exporter.otlp.proto.grpc": "opentelemetry-exporter-otlp-proto-grpc",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+}
 _IN_NO_NAME = re.compile(r"[\s@/?#&=:]")
 
 
@@ -92,24 +96,25 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
         return importlib.import_module(wanted)
     except ModuleNotFoundError as error:
         missing = error.name or wanted
-        is_lacking = _package_of(missing) is not None or sys.modules.get(missing.partition(".")[0]) is None
+        added_by = _installed_by(wanted) or _installed_by(missing)
+        is_lacking = added_by is not None or sys.modules.get(missing.partition(".")[0]) is None
         if is_lacking or not f"{wanted}.".startswith(f"{missing}."):
-            raise MissingDependency(f"{needed_by} needs {_lacking(missing)}", name=missing) from error
+            raise MissingDependency(f"{needed_by} needs {_lacking(missing, added_by)}", name=missing) from error
         parent, _, child = missing.rpartition(".")
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
         raise InvalidArgument(f"package {parent!r}: {unknown('module', child, there)}") from None
 
 
-def _package_of(module: str) -> str | None:
-    """Return the package of a module that no extra installs."""
-    return next((package for name, package in _PACKAGES.items() if f"{module}.".startswith(f"{name}.")), None)
+def _installed_by(module: str) -> str | None:
+    """Return what installs a module that its top package may lack."""
+    return next((package for name, package in _INSTALLED_BY.items() if f"{module}.".startswith(f"{name}.")), None)
 
 
-def _lacking(module: str) -> str:
+def _lacking(module: str, added_by: str | None) -> str:
     """Return what is missing and how to install it. A module and its distribution may have different names."""
     top = module.partition(".")[0]
-    if (package := _package_of(module)) is not None:
-        return f"the module {module!r}: pip install {package}"
+    if added_by is not None and (top not in EXTRAS or sys.modules.get(top) is not None):
+        return f"the module {module!r}: pip install {added_by}"
     if top in EXTRAS:
         return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
     return (

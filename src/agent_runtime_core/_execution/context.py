@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
+from .._core.arguments import run_input
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
@@ -629,7 +630,10 @@ class Context:
         await self.control.ensure_open()
         return await self.waits.messages(timeout, key)
 
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+    async def call(
+        self, agent: AgentRuntime | str, input: Mapping[str, Any] | None = None, *, key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> RunResult:  # fmt: skip
         """Run another agent as a child run and return its result.
 
         The child has the same run id on every attempt of this run, so it is never run twice.
@@ -639,12 +643,13 @@ class Context:
             input: Input of the child run.
             key: Identifies the call instead of the number of its use. Calls of one agent that run at the same time
                 need keys.
+            params: Merged into the "params" of the input.
 
         Raises:
             RunFailed: if the child does not succeed.
         """
         await self.control.ensure_open()
-        return await self.waits.child(agent, input, key)
+        return await self.waits.child(agent, run_input(input, params), key)
 
 
 #: The name of this class in 0.5.2.

@@ -17,6 +17,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
+from .._core.arguments import run_input
 from .._core.context_vars import claimed_run, restore
 from .._core.event_types import EventType
 from .._core.threads import AGENT_CONTEXT, AROUND, HOME_LOOP, AgentContext, Job, in_thread, name_of, run_in_thread
@@ -422,8 +423,11 @@ class SyncRunContext:
     ) -> Any:
         return self.call_on_loop(self._ctx.approve, name, details, schema=schema, timeout=timeout, key=key)
 
-    def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
-        return self.call_on_loop(self._ctx.call, agent, input, key=key)
+    def call(
+        self, agent: AgentRuntime | str, input: Mapping[str, Any] | None = None, *, key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> RunResult:  # fmt: skip
+        return self.call_on_loop(self._ctx.call, agent, run_input(input, params), key=key)
 
     def patched(self, name: str) -> bool:
         return self.call_on_loop(self._ctx.patched, name)

@@ -150,7 +150,7 @@ async def doctor(args: Namespace) -> int:
         except AgentRuntimeError as error:
             findings.append(Finding(ERROR, "settings", str(error), "Correct the environment variable"))
         else:
-            findings += [_about_settings(settings), *await _store(args)]
+            findings += [_about_settings(settings), *_opentelemetry(), *await _store(args)]
     failed = any(each.status == ERROR for each in findings)
     if args.json:
         print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})
@@ -178,7 +178,8 @@ def _versions() -> Iterator[Finding]:
     versions = _extras()
     found = ", ".join(f"{extra} {version}" for extra, version in versions.items() if version)
     missing = ", ".join(extra for extra, version in versions.items() if not version)
-    yield Finding(OK, "extras", f"installed: {found or 'none'}; not installed: {missing or 'none'}")
+    text = f"installed: {found or 'none'}; not installed: {missing or 'none'}"
+    yield Finding(OK, "extras", text if versions else "unknown, because this copy of the library was not installed")
 
 
 def _extras() -> dict[str, str | None]:
@@ -190,6 +191,31 @@ def _extras() -> dict[str, str | None]:
             if found is not None and found["extra"] not in _COLLECTIONS:
                 versions.setdefault(found["extra"], []).append(_version(found["package"]))
     return {extra: each[0] if all(each) else None for extra, each in versions.items()}
+
+
+#: The packages that `OpenTelemetrySink()` needs, with what installs each.
+_FOR_OPENTELEMETRY: Final = {
+    "opentelemetry-api": "'agent-runtime-core[otel]'",
+    "opentelemetry-sdk": "'agent-runtime-core[otel]'",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry-exporter-otlp-proto-http",
+}
+
+
+def _opentelemetry() -> Iterator[Finding]:
+    """Return which parts of OpenTelemetry are installed. It is an error to lack one that a setting needs."""
+    config, versions = get_config(), {each: _version(each) for each in _FOR_OPENTELEMETRY}
+    names = [each for each in (*config.trace_sinks, config.tracing_backend) if isinstance(each, str)]
+    is_used = any(each == "opentelemetry" or each.endswith(":OpenTelemetrySink") for each in names)
+    if not is_used and not any(versions.values()):
+        return
+    found = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+    missing = [package for package, version in versions.items() if not version]
+    text, fix = f"installed: {found or 'none'}; not installed: {', '.join(missing) or 'none'}", ""
+    if missing:
+        alone = "opentelemetry-sdk" not in missing and not is_used
+        fix = f"OpenTelemetrySink{' without exporter=' if alone else ''} needs: pip install "
+        fix += " ".join(dict.fromkeys(_FOR_OPENTELEMETRY[each] for each in missing))
+    yield Finding(ERROR if missing and is_used else OK, "otel", text, fix)
 
 
 def _schemes() -> Iterator[Finding]:

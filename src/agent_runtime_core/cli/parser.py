@@ -313,6 +313,8 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--params", type=json_object, metavar="JSON", help='"params" of the input, a JSON object')
     add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
     add("--run-id", metavar="ID", help="names the run; a second submit with the same id stores nothing")
+    add("--idempotency-key", metavar="KEY",
+        help="a second submit with the same key stores nothing and shows the first run")  # fmt: skip
     add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
     add("--delay", type=duration, default=0.0, metavar="DURATION", help="time until the run may start (default: 0)")
     add("--deadline", type=point_in_time, metavar="TIME",

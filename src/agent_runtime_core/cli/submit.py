@@ -32,8 +32,9 @@ async def submit(args: Namespace) -> int:
             warn(f"no other run has agent {agent_key!r}. Did you mean {meant!r}?")
         try:
             row, is_new = await runner.insert_run(runner.new_run(
-                agent_key, _input(args), run_id=args.run_id, priority=args.priority, delay=args.delay,
-                deadline=args.deadline, concurrency_key=args.concurrency_key, tenant=args.tenant,
+                agent_key, _input(args), run_id=args.run_id, idempotency_key=args.idempotency_key,
+                priority=args.priority, delay=args.delay, deadline=args.deadline,
+                concurrency_key=args.concurrency_key, tenant=args.tenant,
             ))  # fmt: skip
         except IdempotencyConflict as error:
             warn(str(error))

@@ -125,7 +125,7 @@ def require_messages(ctx: Any) -> None:
     for name in given:
         if isinstance(name, str) and _means_messages(name):
             fix = "Write {'messages': [{'role': 'user', 'content': '...'}]}"
-            raise must("the key of the messages in input_data", "be 'messages'", name, fix)
+            raise must("the key of the messages in the input", "be 'messages'", name, fix)
 
 
 def _means_messages(name: str) -> bool:

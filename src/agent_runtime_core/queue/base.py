@@ -18,6 +18,7 @@ from .._core.arguments import (
     checked_tenant,
     deadline_at,
     mapping,
+    run_input,
 )
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, digest, encode, encode_as
@@ -234,6 +235,8 @@ class RunQueue(Backend):
         input: Mapping[str, Any],
         metadata: Mapping[str, Any] | None = None,
         priority: int = 0,
+        *,
+        params: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> QueuedRun:
         """Store a run and return it once it is durable.
@@ -244,6 +247,7 @@ class RunQueue(Backend):
             input: Its input, which must be JSON-serializable.
             metadata: Its metadata, likewise.
             priority: Greater ones are claimed first.
+            params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
                 `concurrency_key` (None or "": none), `tenant`.
 
@@ -253,7 +257,8 @@ class RunQueue(Backend):
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
         """
-        return QueuedRun.of(await self.insert(self.new_row(run_id, agent_key, input, metadata, priority, **options)))
+        given = input if params is None else run_input(input, params)
+        return QueuedRun.of(await self.insert(self.new_row(run_id, agent_key, given, metadata, priority, **options)))
 
     async def insert(self, row: RunRow) -> RunRow:
         """Store a new row. Return it, or the row that is stored with its run id or idempotency key.

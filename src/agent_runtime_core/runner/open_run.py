@@ -13,6 +13,7 @@ from contextvars import Token
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from .._core.arguments import run_input
 from .._core.context_vars import ACTIVE_RUN, ActiveRun, restore
 from .._core.log import LOGGED_RUN, LoggedRun
 from .._core.threads import AGENT_CONTEXT, HOME_LOOP, AgentContext
@@ -173,13 +174,15 @@ async def _open(
     durability: str | None,
     concurrency_key: str | None,
     tenant: str | None,
+    params: Mapping[str, Any] | None,
 ) -> tuple[AgentRunner, OpenRunSession, Context]:
+    given = run_input(input, params)
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:
         row = runner.queue.new_row(
-            run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline", tenant=tenant
+            run_id, AGENT, given, metadata, concurrency_key=concurrency_key, origin="inline", tenant=tenant
         )
         outcome, there = await runner.claim_run(row)
         assert there is not None
@@ -221,6 +224,7 @@ async def open_run(
     durability: str | None = None,
     concurrency_key: str | None = None,
     tenant: str | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Context]:
     """Execute a block of your code as a durable run.
 
@@ -240,6 +244,7 @@ async def open_run(
         durability: As in `AgentRunner.open`.
         concurrency_key: Runs with the same key execute one at a time.
         tenant: Whose run it is; see `AgentRunner.submit`.
+        params: Merged into the "params" of the input.
 
     Raises:
         IdempotencyConflict: The run id belongs to a run with another input.
@@ -247,7 +252,7 @@ async def open_run(
         RunFailed: The run was cancelled.
     """
     runner, session, ctx = await _open(
-        path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+        path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params
     )
     outer = CURRENT_CLAIM.get()
     CURRENT_CLAIM.set(session.fenced_writes)
@@ -322,6 +327,7 @@ def open_run_sync(
     durability: str | None = None,
     concurrency_key: str | None = None,
     tenant: str | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> Iterator[SyncRun]:
     """Execute a block of code without an event loop as a durable run; see `open_run`.
 
@@ -329,7 +335,7 @@ def open_run_sync(
         report = run.sync_ctx.step("fetch", fetch)
     """
     runner, session, ctx = call(
-        _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant
+        _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params
     )
     active = ACTIVE_RUN.set(ctx.control)
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_name, checked_seconds, checked_tenant
+from .._core.arguments import checked_int, checked_name, checked_seconds, checked_tenant, run_input
 from .._core.codec.json import decode_dict, encode
 from .._core.ids import is_uuid, new_ulid, stored_id, unbroken
 from .._core.lazy_import import load
@@ -683,6 +683,7 @@ class RunClient:
         effects: str = "refuse",
         by: str | None = None,
         tenant: str | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> UUID:
         """Store a new run that resumes from a step of this one.
 
@@ -701,6 +702,7 @@ class RunClient:
                 "ask" requests the approval `repeat:<step name>`, and "repeat" runs the step again.
             by: Who forks it. The name is stored in `forked_from`, and shown by the page of the new run.
             tenant: As in `get_run`. The new run has the tenant of this run, and `new_run_id` is a name within it.
+            params: Merged into the "params" of the input of the new run.
 
         Returns:
             The id of the new run, once it is durable.
@@ -711,6 +713,8 @@ class RunClient:
         """
         self._require_writable()
         source = await self.queue.require(run_id, tenant)
+        if params is not None:
+            input = run_input(source.decoded("input", decode_dict) if input is None else input, params)
         return await fork(self.backends, source, after_step, new_run_id, input, effects, by)
 
     # -- without a loop

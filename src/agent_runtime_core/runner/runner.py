@@ -44,7 +44,7 @@ from .left_runs import LeftRuns
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
-from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, concurrency_key_of, merged_input, run_busy_error
+from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, checked_input, concurrency_key_of, run_busy_error
 from .signals import SHARED
 from .worker import Lifespans, Worker
 
@@ -385,6 +385,7 @@ class AgentRunner(RunClient):
         concurrency_key: str | None = None,
         deadline: _dt.datetime | float | None = None,
         tenant: str | None = None,
+        input: Mapping[str, Any] | None = None,
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
@@ -393,7 +394,7 @@ class AgentRunner(RunClient):
         Args:
             agent: The agent, or the key of a registered one.
             run_id: Names the run. None makes a new id.
-            input_data: The run's input.
+            input_data: The same as `input`.
             metadata: Stored with the run.
             params: Merged into the "params" of the input.
             raise_on_error: Raise RunFailed unless the run succeeded.
@@ -406,9 +407,11 @@ class AgentRunner(RunClient):
             deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
                 that of a stored run for this call. A run that cannot resume before it ends timed out at once.
             tenant: As in `submit`.
+            input: The run's input.
 
         Raises:
             IdempotencyConflict: The run id belongs to a run with another agent or input.
+            InvalidArgument: An argument is invalid, or both `input` and `input_data` are passed.
             RunBusy: See `if_running`.
             TimeoutError: The deadline passed while another process executed the run, or another run held its slot.
         """
@@ -419,7 +422,7 @@ class AgentRunner(RunClient):
             raise must("recover", "be 'inline' or 'worker'", recover)
         runtime = self.agent(agent)
         result = await self._execute_new(
-            runtime, run_id, merged_input(input_data, params), recover, if_running, parent_run_id,
+            runtime, run_id, checked_input(input, params, input_data), recover, if_running, parent_run_id,
             await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
@@ -656,7 +659,7 @@ class AgentRunner(RunClient):
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `submit`."""
         self._require_writable()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
-        input = merged_input(input, options.pop("params", None), name="input")
+        input = checked_input(input, options.pop("params", None))
         options["concurrency_key"] = concurrency_key_of(
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )

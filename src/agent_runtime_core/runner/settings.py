@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, mapping
+from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, run_input
 from .._core.clock import aware, shown_duration
 from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid, stored_id
@@ -189,20 +189,14 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
         raise must("persistence", "be a PersistenceManager, None or 'default'", got, fix)
 
 
-def check_messages(input: Any) -> None:
-    """Raise InvalidArgument for an input whose messages are not a list."""
-    messages = input.get("messages") if isinstance(input, Mapping) else None
+def checked_input(input: Any, params: Any, input_data: Any = None) -> dict[str, Any]:
+    """Return what `run_input` returns, or raise InvalidArgument for an input whose messages are not a list."""
+    merged = run_input(input, params, input_data=input_data)
+    messages = merged.get("messages")
     if messages is not None and not isinstance(messages, (list, tuple)):
+        name = "input" if input_data is None else "input_data"
         example = "Example: [{'role': 'user', 'content': 'hi'}]"
-        raise must("input_data['messages']", "be a list of dicts", messages, example)
-
-
-def merged_input(input_data: Any, params: Any, *, name: str = "input_data") -> dict[str, Any]:
-    """Return the input of a run, with `params` merged into its "params"; `name` is that of the caller's argument."""
-    merged = mapping(name, input_data)
-    check_messages(merged)
-    if params is not None and (more := mapping("params", params)):
-        merged["params"] = {**mapping(f"{name}['params']", merged.get("params")), **more}
+        raise must(f"{name}['messages']", "be a list of dicts", messages, example)
     return merged
 
 
@@ -219,7 +213,7 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
     try:
         conversation = str(conversation)
     except Exception:  # noqa: BLE001 - nested too deeply, a number too long, or a custom __str__
-        raise must("input_data['conversation_id']", "be a UUID or a string", conversation) from None
+        raise must("input['conversation_id']", "be a UUID or a string", conversation) from None
     with contextlib.suppress(ValueError):
         conversation = UUID(conversation)
     key = f"conversation:{conversation}"

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator
 
+from .._core.arguments import run_input
 from .._core.codec.json import decode_dict
 from .._core.validation import Shown, must
 from .._views.problems import invalid
@@ -87,11 +88,11 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
         await _check_fork(state, caller, row, body)
     try:
         new = await state.runner.fork(
-            row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, by=caller.name
-        )
+            row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, params=body.params,
+            by=caller.name,
+        )  # fmt: skip
     except InvalidArgument as error:
-        names = {"run_id": "new_run_id", "input": "input", "input_data": "input"}
-        problem = invalid_in(error, names)
+        problem = invalid_in(error, {"run_id": "new_run_id", "input": "input"})
         raise (invalid("after_step", error) if problem is error else problem) from None
     found = await state.runner.queue.require(new)
     headers = {"Location": location_of(request, found.run_id)}
@@ -103,7 +104,7 @@ async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: 
     given = source.decoded("input", decode_dict) if body.input is None else body.input
     try:
         new = state.runner.queue.new_row(
-            body.new_run_id or source.run_id, source.agent, given, {}, tenant=source.tenant
+            body.new_run_id or source.run_id, source.agent, run_input(given, body.params), {}, tenant=source.tenant
         )
     except InvalidArgument:
         return  # the runner says what is wrong with it

@@ -125,6 +125,7 @@ class AgentRun(_TenantRun):
 
     agent: Key
     input: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] | None = Field(default=None, description="Merged into the `params` of the input.")
     run_id: Key | None = Field(default=None, description="Names the run: a UUID, or a run key of 1 to 512 characters.")
     priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1, description="At most the server's `max_priority`.")
     delay: float = Field(default=0, ge=0, description="Seconds until the run may start.")
@@ -169,6 +170,7 @@ class Fork(Body):
     )
     new_run_id: Key | None = None
     input: dict[str, Any] | None = None
+    params: dict[str, Any] | None = Field(default=None, description="Merged into the `params` of the input.")
 
 
 class Answer(Body):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
-from .._core.arguments import checked_tenant
+from .._core.arguments import checked_tenant, run_input
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import decode, encode
 from .._core.event_types import RUNNER_TYPES, EventType
@@ -22,7 +22,7 @@ from .._core.ids import run_uuid, trace_id, unbroken
 from .._core.per_loop import call_in_loop
 from .._core.threads import AGENT_CONTEXT
 from .._core.typed_steps import takes_options_of, typed_step
-from .._core.validation import MAX_DEPTH, must
+from .._core.validation import MAX_DEPTH, Shown, must
 from .._execution.context import charge_of
 from .._execution.mailbox import checked_when, interrupts, mailbox_payload, message_of, user_message
 from .._execution.step import CURRENT_STEP, StepOptions, StepScope, call_in_thread
@@ -126,6 +126,8 @@ class MockRunContext:
     ) -> None:
         self.input_messages: list[Any] = [] if input_messages is None else input_messages
         self.params: dict[str, Any] = {} if params is None else params
+        pieces = {"messages": input_messages, "params": params, "conversation_id": conversation_id}
+        self.input: dict[str, Any] = {name: value for name, value in pieces.items() if value is not None}
         self.metadata: dict[str, Any] = {} if metadata is None else metadata
         self.run_id: UUID
         self.run_key: str | None
@@ -312,7 +314,10 @@ class MockRunContext:
         """Return the messages of `send` that were not taken yet. It never waits."""
         return [message_of(each) for each in await self.inbox.take()]
 
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+    async def call(
+        self, agent: AgentRuntime | str, input: Mapping[str, Any] | None = None, *, key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> RunResult:  # fmt: skip
         """Run the agent immediately, in a new MockRunContext.
 
         Raises:
@@ -321,17 +326,7 @@ class MockRunContext:
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
             raise UnknownAgent(f"unknown agent {brief(agent)}. Register it with register_runtime(...)")
-        if not isinstance(input, Mapping):
-            raise must("input", "be a dict", input)
-        child = MockRunContext(
-            input.get("messages"),
-            input.get("params"),
-            conversation_id=input.get("conversation_id"),
-            tool_registry=_tools_of(found),
-            clock=self._clock,
-        )
-        if input.get("limits") is not None:
-            child.budget = Budget(RunLimits.of(input["limits"]))
+        child = _context_of(run_input(input, params), tool_registry=_tools_of(found), clock=self._clock)
         try:
             result = cast("RunResult", await run_agent(found, child))
         except Exception as error:  # noqa: BLE001 - any error ends the child, as in a real run
@@ -390,21 +385,42 @@ def create_test_context(
     tools: Iterable[Tool] | ToolRegistry | None = None,
     metadata: dict[str, Any] | None = None,
     params: dict[str, Any] | None = None,
+    input: Mapping[str, Any] | None = None,
 ) -> MockRunContext:
-    """Return a context whose input is one user message, or `input_messages`."""
+    """Return a context whose input is one user message, `input_messages`, or `input` as `execute` takes it.
+
+    `params` are merged into the "params" of the input.
+    """
     if message is not None and input_messages is not None:
         raise must("input_messages", "be None if message is passed", input_messages, "Pass one of them")
     messages = input_messages if message is None else [{"role": "user", "content": message}]
-    return MockRunContext(messages, params, metadata, tool_registry=_registry(tools))
+    given: dict[str, Any] = {} if params is None else {"params": params}
+    if input is not None:
+        given = run_input(input, params)
+    if messages is not None and given.setdefault("messages", messages) is not messages:
+        raise must("input", "have no messages if they are passed", Shown("messages in both"), "Pass them in one place")
+    return _context_of(given, metadata=metadata, tool_registry=_registry(tools))
+
+
+def _context_of(given: Mapping[str, Any], **options: Any) -> MockRunContext:
+    """Return the context of a run with this input."""
+    names = {"messages": "input_messages", "params": "params", "conversation_id": "conversation_id"}
+    ctx = MockRunContext(**{names[each]: given[each] for each in names if each in given}, **options)
+    ctx.input.update(given)
+    if given.get("limits") is not None:
+        ctx.budget = Budget(RunLimits.of(given["limits"]))
+    return ctx
 
 
 @overload
 async def run_agent_test(
     agent: AgentRuntime,
-    message: str,
+    message: str | None = None,
     *,
     tools: Iterable[Tool] | ToolRegistry | None = None,
     metadata: dict[str, Any] | None = None,
+    params: dict[str, Any] | None = None,
+    input: Mapping[str, Any] | None = None,
 ) -> tuple[RunResult, MockRunContext]: ...
 
 
@@ -414,10 +430,12 @@ async def run_agent_test(agent: AgentRuntime, message: RunContext) -> RunResult:
 
 async def run_agent_test(
     agent: AgentRuntime,
-    message: str | RunContext,
+    message: str | RunContext | None = None,
     *,
     tools: Iterable[Tool] | ToolRegistry | None = None,
     metadata: dict[str, Any] | None = None,
+    params: dict[str, Any] | None = None,
+    input: Mapping[str, Any] | None = None,
 ) -> RunResult | tuple[RunResult, MockRunContext]:
     """Run an agent once.
 
@@ -429,18 +447,20 @@ async def run_agent_test(
         message: The user message, or a context.
         tools: Tools of the new context; by default those of the agent.
         metadata: Metadata of the new context.
+        params: Merged into the "params" of the input of the new context.
+        input: The input of the new context.
 
     Returns:
-        (result, context) for a message, only the result for a context.
+        The result alone for a context, otherwise the result and the new context.
     """
-    if isinstance(message, str):
+    if message is None or isinstance(message, str):
         registry = _tools_of(agent) if tools is None else tools
-        ctx = create_test_context(message, tools=registry, metadata=metadata)
+        ctx = create_test_context(message, tools=registry, metadata=metadata, params=params, input=input)
         with _llm_client():
             return await run_agent(agent, ctx), ctx
-    if tools is not None or metadata is not None:
-        name, value = ("metadata", metadata) if tools is None else ("tools", tools)
-        raise must(name, "be None if a context is passed", value, "Pass it to create_test_context")
+    for name, value in (("tools", tools), ("metadata", metadata), ("params", params), ("input", input)):
+        if value is not None:
+            raise must(name, "be None if a context is passed", value, "Pass it to create_test_context")
     with _llm_client():
         return cast("RunResult", await run_agent(agent, message))
 

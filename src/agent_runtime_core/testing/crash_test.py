@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from .._core.arguments import checked_int, checked_seconds, mapping
+from .._core.arguments import checked_int, checked_seconds, mapping, run_input
 from .._core.codec.json import encode
 from .._core.threads import in_thread
 from .._core.validation import must
@@ -264,6 +264,7 @@ async def crash_everywhere(
     reset: Callable[[], Any] | None = None,
     again: int = 0,
     timeout: float = 30.0,
+    params: Mapping[str, Any] | None = None,
 ) -> CrashReport:
     """Run an agent undisturbed, then once killed at each of its writes, and compare the outcomes.
 
@@ -287,6 +288,7 @@ async def crash_everywhere(
         reset: Called before each run to undo side effects.
         again: Also kill this many later processes at each write, but never so often that the run would be dead.
         timeout: Real seconds that one process may take.
+        params: Merged into the "params" of the input.
 
     Raises:
         AssertionError: An outcome differs; the message names the write and the difference.
@@ -300,7 +302,7 @@ async def crash_everywhere(
     makers = [_maker(each) for each in (agent, *agents)]
     setting = CrashSetting(lambda: [make() for make in makers], config, tools, persistence, mapping("signals", signals))
     limit = checked_seconds("timeout", timeout)
-    trial = _CrashTrial(setting, mapping("input", input), compare or outcome_of, effects, reset, limit)
+    trial = _CrashTrial(setting, run_input(input, params), compare or outcome_of, effects, reset, limit)
     baseline = await trial.baseline(wanted)
     writes = trial.writes
     await _kill_each(trial, baseline, (), again)

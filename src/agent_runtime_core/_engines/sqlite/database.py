@@ -6,12 +6,13 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from ..._core.clock import SYSTEM
 from ..._core.ids import path_text
+from ..._core.lazy_import import load
 from ..._core.validation import Shown, must, redacted_url
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from ..base import OperationSet
@@ -21,6 +22,10 @@ from .liveness import CommitLock
 from .transaction import DRIVER_ERRORS, translate
 
 _VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+STORED_VERSIONS: Final = "SELECT concern, version FROM arc_schema"
+#: Begins the name of the row that says which library wrote the schema of an operation set. A row, because earlier
+#: releases insert rows of two columns. They read the rows of their own operation sets only.
+_LIBRARY = "library of "
 
 _MOVED = 0.5  # seconds that processes which open the file at the same time may hold a lock on it
 _LOOK = 0.1  # seconds between checks that the file is still at its path
@@ -89,21 +94,32 @@ def _lock_error(path: str) -> sqlite3.OperationalError | None:
     return None
 
 
-def check_version(path: str, name: str, version: object, newest: int) -> None:
-    """Raise an error for the schema version of an operation set, unless it can be migrated to `newest`.
+def check_version(path: str, name: str, versions: Mapping[str, object], newest: int) -> int:
+    """Return the schema version of an operation set, 0 for none. Raise an error unless it can be migrated to `newest`.
+
+    Args:
+        path: The database file, for messages.
+        name: The name of the operation set.
+        versions: The rows of the table of versions.
+        newest: The version that this library has.
 
     Raises:
         StorageTooNew: The version is greater.
         StorageCorrupt: It is no version.
     """
+    version = versions.get(name, 0)
     if type(version) is not int or version < 0:
         raise StorageCorrupt(
             f"{path}: its {name} schema has version {brief(version)}, which no release wrote. Restore a backup"
         )
     if version > newest:
+        library = versions.get(f"{_LIBRARY}{name}")
+        by = f", written by {brief(library)}" if isinstance(library, str) else ""
         raise StorageTooNew(
-            f"{path}: its {name} schema has version {version}, this library knows {newest}. Upgrade agent-runtime-core"
+            f"{path}: its {name} schema has version {version}{by}, this library knows {newest}. "
+            "Upgrade agent-runtime-core"
         )
+    return version
 
 
 FileId = tuple[int, int]
@@ -133,7 +149,7 @@ class DatabaseFile:
             try:
                 self.writing.execute("PRAGMA journal_mode=WAL")
                 self.writing.execute(_VERSIONS)
-                self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
+                self._versions: dict[str, object] = dict(self.writing.execute(STORED_VERSIONS))
                 lock.record(name_of(path, os.path.dirname(lock.path)))
                 #: The files at these paths. The log and its index exist once something was read.
                 self.ids: dict[str, FileId] = {
@@ -233,14 +249,16 @@ class DatabaseFile:
             conn.execute("PRAGMA legacy_alter_table=ON")
             conn.execute("PRAGMA foreign_keys=OFF")
             conn.execute("BEGIN IMMEDIATE")
-            row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (name,)).fetchone()
-            version, newest = (row[0] if row else 0), len(migrations)
-            check_version(self.path, name, version, newest)
+            newest = len(migrations)
+            version = check_version(self.path, name, dict(conn.execute(STORED_VERSIONS)), newest)
             for script in migrations[version:]:
                 for statement in script.split(";\n"):
                     conn.execute(statement)
             if version != newest:
-                conn.execute("INSERT OR REPLACE INTO arc_schema VALUES (?, ?)", (name, newest))
+                # With a name before it, because SQLite would store "1.10" as a number.
+                library = f"agent-runtime-core {load('agent_runtime_core:__version__')}"
+                rows = ((name, newest), (f"{_LIBRARY}{name}", library))
+                conn.executemany("INSERT OR REPLACE INTO arc_schema VALUES (?, ?)", rows)
             conn.execute("COMMIT")
         finally:
             conn.close()

@@ -33,7 +33,7 @@ from ...errors import InvalidArgument, StorageBusy, StorageError, brief
 from ..base import FENCE_OPS, FENCE_REPLAYS, OperationSet
 from ..os_errors import storage_errors
 from ..shared_engine import SharedEngine, reject_commit
-from .database import check_version, checked
+from .database import STORED_VERSIONS, check_version, checked
 from .engine import FENCES, SQLiteEngine
 from .group_commit import COMMIT_TIMEOUT
 from .liveness import PollingNotifier
@@ -193,8 +193,8 @@ class ReadOnlySQLite(SharedEngine):
         with self._lock:
             if operation_set.name in self._added:
                 return
-            version, newest = self._versions.get(operation_set.name, 0), len(operation_set.migrations)
-            check_version(self.path, operation_set.name, version, newest)
+            newest = len(operation_set.migrations)
+            version = check_version(self.path, operation_set.name, self._versions, newest)
             if version != newest:
                 if version and self._copy is None:
                     self._use_copy(lambda _, target: self.back_up(target))
@@ -315,7 +315,7 @@ def _versions(conn: sqlite3.Connection) -> list[tuple[str, Any]] | None:
     """Return the versions of the operation sets, None if the file is no store."""
     if conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'arc_schema'").fetchone() is None:
         return None
-    return conn.execute("SELECT concern, version FROM arc_schema").fetchall()
+    return conn.execute(STORED_VERSIONS).fetchall()
 
 
 def _copied(path: str, target: str) -> None:
