@@ -17,7 +17,7 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import memory
 from agent_runtime_core.testing import VirtualClock
 from tests.support.line_count import count_lines
-from tests.support.runs import Rig, Script, soon, twice, until
+from tests.support.runs import Rig, Script, soon, twice
 
 
 @pytest.mark.parametrize("inside", [False, True])

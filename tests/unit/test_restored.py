@@ -15,7 +15,7 @@ from agent_runtime_core import AgentRunner, AlreadyDone, RunnerConfig
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner.restoring import confirm_restored, mark_restored
+from agent_runtime_core.runner.verification import confirm_restored, mark_restored
 from agent_runtime_core.status import RunStatus
 from tests.support.runs import Script
 

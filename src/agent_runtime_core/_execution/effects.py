@@ -24,7 +24,7 @@ from .._engines.payloads import UNREADABLE, Undecoded, why_unreadable
 from .._journal.record import STARTED, Record, is_copied
 from ..errors import EffectAlreadyDone, RedactionFailed, StepInDoubt, ToolTimeout, UnserialisableResult
 from ..queue.base import RunQueue
-from ..queue.records import CONFIRMED, RESTORED, RunRow
+from ..queue.records import RunRow
 from ..state.base import APPROVED, BEGUN, CHILD, HAPPENED, MEMBER, TAKEN, EffectRow, StateStore, rows_of_other_runs
 from .claim_writer import ClaimWriter
 from .journal_view import is_approval
@@ -184,12 +184,6 @@ async def _join_lineage_of_caller(
     return caller.view.origin
 
 
-async def may_lack_steps(queue: RunQueue, run_id: str) -> bool:
-    """Return whether the store was restored, and nobody has confirmed that the copy lacks no step of the run."""
-    marks = [each.name for each in await queue.mail(run_id) if each.kind == RESTORED]
-    return bool(marks) and marks[-1] != CONFIRMED
-
-
 async def _marked_runs(journal: RunJournal) -> list[str]:
     """Return which of a run, its callers and the first run of its lineage had steps that the copy of a store may lack.
 
@@ -204,7 +198,7 @@ async def _marked_runs(journal: RunJournal) -> list[str]:
     if writer.mail_seq:
         found.append(writer.run_id)
     found += [row.run_id for row in rows if row is not None and row.mail_seq]
-    return [each for each in found if await may_lack_steps(writer.queue, each)]
+    return [each for each in found if await writer.queue.may_lack_steps(each)]
 
 
 async def leave_if_deleted(queue: RunQueue, state: StateStore, origin: str, run_id: str) -> None:
@@ -271,7 +265,7 @@ class GuardedStep:
         journal, queue = self.journal, self.journal.writer.queue
         if journal.restored is None:
             journal.restored = await _marked_runs(journal)
-        return any([await may_lack_steps(queue, each) for each in journal.restored])
+        return any([await queue.may_lack_steps(each) for each in journal.restored])
 
     def enter(self) -> None:
         """Put the step in doubt, because its function is entered now."""

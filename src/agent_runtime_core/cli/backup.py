@@ -10,12 +10,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from .._core.validation import Shown, must
-from .._execution.effects import may_lack_steps
 from ..config import get_config
 from ..errors import brief
 from ..registry import Registry
-from ..runner.restoring import confirm_restored, mark_restored
-from ..runner.verification import Verification, verify_store
+from ..runner.verification import Verification, confirm_restored, mark_restored, verify_store
 from .output import print_json, print_line, report, warn
 from .store import contents_only_shown, existing_store, file_of, open_store, require_file, require_run
 
@@ -63,7 +61,7 @@ async def restored(args: Namespace) -> int:
         resumed = False
         if args.confirm:
             resumed = await confirm_restored(runner, row.run_id, by=args.by, tenant=args.tenant)
-        is_open = await may_lack_steps(runner.queue, row.run_id)
+        is_open = await runner.queue.may_lack_steps(row.run_id)
     words = "lacks nothing more" if not is_open else "may have done more than the store knows. Confirm with --confirm"
     return report(args, {"confirmed": not is_open, "resumed": resumed}, f"run {args.id} {words}")
 

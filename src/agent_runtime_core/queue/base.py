@@ -594,6 +594,11 @@ class RunQueue(Backend):
         """
         return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.arrival}:{row.generation}")
 
+    async def may_lack_steps(self, run_id: str) -> bool:
+        """Return whether the store was restored, and nobody has confirmed that the copy lacks no step of the run."""
+        marks = [each.name for each in await self.mail(run_id) if each.kind == RESTORED]
+        return bool(marks) and marks[-1] != CONFIRMED
+
     def confirmed_op(self, run_id: str) -> Op:
         """Return the operation that stores that a restored store lacks nothing of a live run."""
         return self.post_op(run_id, RESTORED, CONFIRMED, "null", f"{CONFIRMED}:{new_ulid(self.clock)}")
