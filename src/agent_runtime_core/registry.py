@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ._core.settings import TIME_LIMIT
 from ._core.validation import Shown, must, type_name
 from .errors import brief
 from .interfaces import AgentRuntime
@@ -17,11 +21,20 @@ __all__ = [
 ]
 
 
+#: The settings of a runner that an agent may have as attributes, and `register` as arguments.
+TIME_LIMITS: Final = ("run_timeout_seconds", "stall_timeout_seconds")
+
+
+class _Registered(NamedTuple):
+    agent: AgentRuntime
+    limits: Mapping[str, float]  # the arguments of `register`
+
+
 def key_of(runtime: AgentRuntime) -> str:
     """Return the key of an agent.
 
     Raises:
-        InvalidArgument: It is not an agent.
+        InvalidArgument: It is not an agent, or one of its time limits is invalid.
         UnknownSetting: It has an attribute that was meant to be a setting.
     """
     if runtime is None:
@@ -39,7 +52,18 @@ def key_of(runtime: AgentRuntime) -> str:
     check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
     if callable(check):
         check()
+    _check_limits(f"{type(runtime).__name__}.", _limits_of(runtime))
     return key
+
+
+def _limits_of(runtime: AgentRuntime | None) -> dict[str, float]:
+    """Return the time limits that an agent has as attributes."""
+    return {name: value for name in TIME_LIMITS if (value := getattr(runtime, name, None)) is not None}
+
+
+def _check_limits(where: str, limits: Mapping[str, float]) -> None:
+    for name, value in limits.items():
+        TIME_LIMIT.check(f"{where}{name}", value)
 
 
 def _class_name(runtime: AgentRuntime) -> str:
@@ -55,19 +79,35 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._agents: dict[str, tuple[AgentRuntime]] = {}
+        self._agents: dict[str, _Registered] = {}
 
-    def register(self, runtime: AgentRuntime) -> None:
+    def register(
+        self,
+        runtime: AgentRuntime,
+        *,
+        run_timeout_seconds: float | None = None,
+        stall_timeout_seconds: float | None = None,
+    ) -> None:
         """Add an agent.
 
         It replaces an agent with the same key if the classes have the same name and module, as when a notebook cell
         runs again or a module is reloaded.
 
+        Args:
+            runtime: The agent.
+            run_timeout_seconds: Time limit of an attempt, instead of the attribute of the agent and the setting of the
+                runner. It may be higher or lower; `float("inf")` is no limit.
+            stall_timeout_seconds: Seconds after which an attempt that records nothing ends, in the same way.
+
         Raises:
-            InvalidArgument: The argument is not an agent, or the key belongs to an agent of another class.
+            InvalidArgument: The argument is not an agent, a time limit is invalid, or the key belongs to an agent of
+                another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
         """
-        key, entry = key_of(runtime), (runtime,)
+        given = zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True)
+        limits = {name: value for name, value in given if value is not None}
+        _check_limits("", limits)
+        key, entry = key_of(runtime), _Registered(runtime, limits)
         present = self._agents.setdefault(key, entry)
         if present is entry:
             return
@@ -80,7 +120,16 @@ class Registry:
     def get(self, key: str) -> AgentRuntime | None:
         """Return the agent with that key, or None."""
         entry = self._agents.get(key) if isinstance(key, str) else None
-        return entry[0] if entry else None
+        return entry.agent if entry else None
+
+    def time_limits(self, runtime: AgentRuntime | None) -> dict[str, float]:
+        """Return the time limits that this agent has instead of its runner's, by the name of the setting.
+
+        The arguments of `register` have priority over the attributes of the agent.
+        """
+        limits = _limits_of(runtime)
+        entry = self._agents.get(getattr(runtime, "key", ""))
+        return limits | entry.limits if entry and type(entry.agent) is type(runtime) else limits
 
     def keys(self) -> list[str]:
         """Return the keys in the order of registration."""
@@ -120,9 +169,11 @@ class Preferring(Registry):
 DEFAULT = Registry()
 
 
-def register_runtime(runtime: AgentRuntime) -> None:
+def register_runtime(
+    runtime: AgentRuntime, *, run_timeout_seconds: float | None = None, stall_timeout_seconds: float | None = None
+) -> None:
     """Add an agent to the default registry; see `Registry.register`."""
-    DEFAULT.register(runtime)
+    DEFAULT.register(runtime, run_timeout_seconds=run_timeout_seconds, stall_timeout_seconds=stall_timeout_seconds)
 
 
 def get_runtime(key: str) -> AgentRuntime | None:

@@ -8,7 +8,7 @@ import contextvars
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from copy import copy
@@ -98,11 +98,21 @@ class RunExecution:
     """The attempts that are made under one claim.
 
     It executes the agent, asks `outcomes` what the outcome means, and carries the decision out.
+
+    Args:
+        row: The run as it was claimed.
+        agent: Its agent.
+        backends: Where the run is stored.
+        config: The settings of the runner, with the time limits of the agent.
+        heartbeat: Extends the lease.
+        services: What the runner lends to contexts.
+        inline: The run is executed in its caller's task.
+        own_limits: The names of the settings in `config` that are the agent's.
     """
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
-        services: Services, *, inline: bool = False,
+        services: Services, *, inline: bool = False, own_limits: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.agent: AgentRuntime = agent
         self.config: RunnerConfig = config
@@ -114,7 +124,10 @@ class RunExecution:
             row, agent, backends, config, heartbeat, services.tracer, waits_in_memory=in_memory
         )
         self.control: RunControl = self.claim.control
-        self.calls: GuardedCalls = GuardedCalls(row, self.claim.clock, self.control, config.grace_seconds)
+        self.calls: GuardedCalls = GuardedCalls(
+            row, self.claim.clock, self.control, config.grace_seconds, config.stall_timeout_seconds
+        )
+        self._own_limits: Collection[str] = own_limits
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
         self._conversation: RunConversation | None = None
@@ -335,6 +348,7 @@ class RunExecution:
             - self._deferred_seconds
             - self.control.paused_seconds
         )
+        control.note_progress()
         try:
             overrides = await self.limit_overrides() if row.mail_seq else None
             ctx = Context(row, journal, self.services, control, overrides)
@@ -366,6 +380,7 @@ class RunExecution:
         elif waiting := ctx.waiting_tasks:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
+        control.note_progress()  # the code has ended; what follows is the runner's work
         return await self._apply(self._decide(task, ctx), ctx)
 
     def _decide(self, task: asyncio.Task[Any], ctx: Context) -> Decision:
@@ -406,7 +421,7 @@ class RunExecution:
             time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
-            stop=stop, parked=control.parked,
+            stop=stop, parked=control.parked, stall_left=self.calls.stall_left(), own_limits=self._own_limits,
         )  # fmt: skip
 
     def _jitter(self) -> float:

@@ -537,8 +537,11 @@ class AgentRunner(RunClient):
 
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         """Create the execution of a claimed run."""
-        services = self.services(inline=inline, agent=runtime)
-        return RunExecution(row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline)
+        services, own = self.services(inline=inline, agent=runtime), self.registry.time_limits(runtime)
+        config = replace(self.config, **own) if own else self.config  # the only place where these limits are combined
+        return RunExecution(
+            row, runtime, self.backends, config, self.heartbeat, services, inline=inline, own_limits=own
+        )
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         """Return what contexts of such runs use of this runner."""
