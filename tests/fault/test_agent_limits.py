@@ -141,6 +141,81 @@ async def test_a_child_has_the_limits_of_its_own_agent(kind: str, by_worker: boo
 
 
 @kinds
+@pytest.mark.parametrize("works", [False, True], ids=["only waits", "works"])
+@pytest.mark.parametrize("limit", ["run_timeout_seconds", "stall_timeout_seconds"])
+async def test_a_run_that_waits_for_a_child_in_its_process_uses_no_time(
+    kind: str, limit: str, works: bool, tmp_path: Path
+) -> None:
+    """As under a worker: the child has limits of its own. A run that works beside it does use its time."""
+    clock = VirtualClock()
+
+    async def child(ctx: Any) -> str:
+        if not works:  # it is known soon after the parent has called its child
+            await until(lambda: all(each.control.paused_at is not None for each in held() if each.row.agent == "a"))
+        for each in held():
+            each.control.notify()
+        await passes(ctx, clock, 500)
+        return "done"
+
+    async def code(ctx: Any) -> str:
+        beside = asyncio.ensure_future(asyncio.sleep(1e6)) if works else None
+        try:
+            value = (await ctx.call("child", {})).final_output["value"]
+        finally:
+            if beside is not None:
+                beside.cancel()
+        await passes(ctx, clock, 60)
+        return str(value)
+
+    async with store(kind, tmp_path, clock) as here:
+        limited(here, "a", code, **{"run_timeout_seconds": INF, limit: 100})
+        limited(here, "child", child, run_timeout_seconds=INF)
+        runner = here.runner(settings(**BASE))
+
+        def held() -> list[Any]:
+            return list(runner.heartbeat._leased.values())
+
+        result = await runner.execute("a", "r")
+        if works:
+            message(result, "TimedOut" if limit == "run_timeout_seconds" else "Stalled")
+        else:
+            assert result.final_output == {"value": "done"}, result.error
+
+
+@kinds
+async def test_a_runner_that_is_closed_lets_the_child_of_a_run_finish(kind: str, tmp_path: Path) -> None:
+    """The parent only waits, and is not released before its child, which works."""
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def child(ctx: Any) -> str:
+        entered.set()
+        await until(lambda: all(each.control.paused_at is not None for each in held() if each.row.agent == "a"))
+        await gate.wait()
+        return "done"
+
+    async def code(ctx: Any) -> str:
+        return str((await ctx.call("child", {})).final_output["value"])
+
+    async with store(kind, tmp_path) as here:
+        here.agent("a", code)
+        here.agent("child", child)
+        runner = here.runner(settings(**BASE, grace_seconds=60))
+
+        def held() -> list[Any]:
+            return list(runner.heartbeat._leased.values())
+
+        executing = asyncio.ensure_future(runner.execute("a", "r"))
+        await entered.wait()
+        await until(lambda: any(each.control.paused_at is not None for each in held()))
+        closing = asyncio.ensure_future(runner.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gate.set()
+        assert (await executing).final_output == {"value": "done"}
+        await closing
+
+
+@kinds
 @by_worker
 @pytest.mark.parametrize("deferred", [40, 60])
 async def test_deferrals_count_against_the_limit_of_the_agent(

@@ -103,7 +103,7 @@ class InlineRuns:
         enclosing, now = ENCLOSING_RUNS.get(()), self._clock.monotonic
         while (others := self._others(enclosing)) and now() < until:
             for held in _outermost(others):
-                if held.execution.control.paused_at is not None:
+                if _only_waits(held, others):
                     held.release()
             await self._wait_for_one(others, min(0.1, self._grace))
         until = now() + SHUTDOWN_SECONDS + self._grace / 5
@@ -150,6 +150,13 @@ def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
     run_ids = {each.execution.claim.row.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
+
+
+def _only_waits(held: _InlineRun, others: list[_InlineRun]) -> bool:
+    """Return whether neither the run nor one of its inline children works."""
+    run_id = held.execution.claim.row.run_id
+    family = [each for each in others if each is held or run_id in each.within]
+    return all(each.execution.control.paused_at is not None for each in family)
 
 
 class AgentRunner(RunClient):
