@@ -52,18 +52,10 @@ def key_of(runtime: AgentRuntime) -> str:
     check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
     if callable(check):
         check()
-    _check_limits(f"{type(runtime).__name__}.", _limits_of(runtime))
+    for name in TIME_LIMITS:
+        if (value := getattr(runtime, name, None)) is not None:
+            TIME_LIMIT.check(f"{type(runtime).__name__}.{name}", value)
     return key
-
-
-def _limits_of(runtime: AgentRuntime | None) -> dict[str, float]:
-    """Return the time limits that an agent has as attributes."""
-    return {name: value for name in TIME_LIMITS if (value := getattr(runtime, name, None)) is not None}
-
-
-def _check_limits(where: str, limits: Mapping[str, float]) -> None:
-    for name, value in limits.items():
-        TIME_LIMIT.check(f"{where}{name}", value)
 
 
 def _class_name(runtime: AgentRuntime) -> str:
@@ -104,9 +96,11 @@ class Registry:
                 another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
         """
-        given = zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True)
-        limits = {name: value for name, value in given if value is not None}
-        _check_limits("", limits)
+        limits = {}
+        for name, value in zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True):
+            if value is not None:
+                TIME_LIMIT.check(name, value)
+                limits[name] = value
         key, entry = key_of(runtime), _Registered(runtime, limits)
         present = self._agents.setdefault(key, entry)
         if present is entry:
@@ -127,7 +121,10 @@ class Registry:
 
         The arguments of `register` have priority over the attributes of the agent.
         """
-        limits = _limits_of(runtime)
+        limits: dict[str, float] = {}  # each run comes here
+        for name in TIME_LIMITS:
+            if (value := getattr(runtime, name, None)) is not None:
+                limits[name] = value
         entry = self._agents.get(getattr(runtime, "key", ""))
         return limits | entry.limits if entry and type(entry.agent) is type(runtime) else limits
 

@@ -430,7 +430,8 @@ class StepJournal(Generic[W_co]):
         if not recorded:
             self._replayed_seq = self.view.last_seq
             return
-        self.control.note_progress()  # a replay writes nothing
+        if self.control.stall_clock is not None:
+            self.control.note_progress()  # a replay writes nothing
         newest = max(map(_SEQ, recorded))
         self._replayed_seq = max(self._replayed_seq, newest)
         if newest > self._replayed_in_main_task and self.control.in_main_task:

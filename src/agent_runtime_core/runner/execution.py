@@ -342,13 +342,10 @@ class RunExecution:
         """Execute the agent's `run` once, and carry out what its outcome means."""
         row, control = self.claim.row, self.control
         self._deferred_seconds = deferred_seconds(row) if row.error else 0.0
+        control.active_at = now = self.claim.clock.monotonic()
         self.calls.time_limit_at = (
-            self.claim.clock.monotonic()
-            + self.config.run_timeout_seconds
-            - self._deferred_seconds
-            - self.control.paused_seconds
+            now + self.config.run_timeout_seconds - self._deferred_seconds - control.paused_seconds
         )
-        control.note_progress()
         try:
             overrides = await self.limit_overrides() if row.mail_seq else None
             ctx = Context(row, journal, self.services, control, overrides)
@@ -380,7 +377,8 @@ class RunExecution:
         elif waiting := ctx.waiting_tasks:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
-        control.note_progress()  # the code has ended; what follows is the runner's work
+        if control.stall_clock is not None:
+            control.note_progress()  # the code has ended; what follows is the runner's work
         return await self._apply(self._decide(task, ctx), ctx)
 
     def _decide(self, task: asyncio.Task[Any], ctx: Context) -> Decision:
@@ -421,7 +419,8 @@ class RunExecution:
             time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
-            stop=stop, parked=control.parked, stall_left=self.calls.stall_left(), own_limits=self._own_limits,
+            stop=stop, parked=control.parked, own_limits=self._own_limits,
+            stall_left=float("inf") if self.calls.stall is None else self.calls.stall_left(self.calls.stall),
         )  # fmt: skip
 
     def _jitter(self) -> float:

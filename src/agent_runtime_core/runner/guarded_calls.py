@@ -61,16 +61,14 @@ class GuardedCalls:
         else:
             left = max(self.time_limit_at + control.paused_seconds - control.paused_at, MIN_CHECK_SECONDS)
         if self.stall is not None:
-            left = min(left, self.stall_left())
+            left = min(left, self.stall_left(self.stall))
         return left if deadline is None else min(left, deadline - clock.wall())
 
-    def stall_left(self) -> float:
-        """Return the seconds for which the attempt may still record nothing. After a wait it has them all again."""
-        if self.stall is None:
-            return float("inf")
+    def stall_left(self, limit: float) -> float:
+        """Return the seconds for which the attempt may still record nothing. After a wait it has all of them again."""
         if self.control.paused_at is not None:
-            return max(self.stall, MIN_CHECK_SECONDS)
-        return self.control.active_at + self.stall - self.clock.monotonic()
+            return max(limit, MIN_CHECK_SECONDS)
+        return self.control.active_at + limit - self.clock.monotonic()
 
     def time_allowed(self, within: bool) -> float:
         """Return the seconds that a call may take from now on, apart from the time limit of the attempt."""
