@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ._core.settings import TIME_LIMIT
 from ._core.validation import Shown, must, type_name
@@ -27,7 +26,7 @@ TIME_LIMITS: Final = ("run_timeout_seconds", "stall_timeout_seconds")
 
 class _Registered(NamedTuple):
     agent: AgentRuntime
-    limits: Mapping[str, float]  # the arguments of `register`
+    limits: dict[str, Any]  # the arguments of `register`
 
 
 def key_of(runtime: AgentRuntime) -> str:
@@ -96,7 +95,7 @@ class Registry:
                 another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
         """
-        limits = {}
+        limits: dict[str, Any] = {}
         for name, value in zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True):
             if value is not None:
                 TIME_LIMIT.check(name, value)
@@ -116,12 +115,12 @@ class Registry:
         entry = self._agents.get(key) if isinstance(key, str) else None
         return entry.agent if entry else None
 
-    def time_limits(self, runtime: AgentRuntime | None) -> dict[str, float]:
+    def time_limits(self, runtime: AgentRuntime | None) -> dict[str, Any]:
         """Return the time limits that this agent has instead of its runner's, by the name of the setting.
 
         The arguments of `register` have priority over the attributes of the agent.
         """
-        limits: dict[str, float] = {}  # each run comes here
+        limits: dict[str, Any] = {}  # each run comes here
         for name in TIME_LIMITS:
             if (value := getattr(runtime, name, None)) is not None:
                 limits[name] = value

@@ -141,13 +141,13 @@ async def test_a_child_has_the_limits_of_its_own_agent(kind: str, by_worker: boo
 
 
 @kinds
-@pytest.mark.parametrize("works", [False, True], ids=["only waits", "works"])
+@pytest.mark.parametrize("how", ["only waits", "waits in a step", "works"])
 @pytest.mark.parametrize("limit", ["run_timeout_seconds", "stall_timeout_seconds"])
 async def test_a_run_that_waits_for_a_child_in_its_process_uses_no_time(
-    kind: str, limit: str, works: bool, tmp_path: Path
+    kind: str, limit: str, how: str, tmp_path: Path
 ) -> None:
     """As under a worker: the child has limits of its own. A run that works beside it does use its time."""
-    clock = VirtualClock()
+    clock, works = VirtualClock(), how == "works"
 
     async def child(ctx: Any) -> str:
         if not works:  # it is known soon after the parent has called its child
@@ -160,7 +160,8 @@ async def test_a_run_that_waits_for_a_child_in_its_process_uses_no_time(
     async def code(ctx: Any) -> str:
         beside = asyncio.ensure_future(asyncio.sleep(1e6)) if works else None
         try:
-            value = (await ctx.call("child", {})).final_output["value"]
+            call = ctx.step("ask", ctx.call, "child", {}) if how == "waits in a step" else ctx.call("child", {})
+            value = (await call).final_output["value"]
         finally:
             if beside is not None:
                 beside.cancel()
