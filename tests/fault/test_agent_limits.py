@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -448,6 +449,30 @@ async def test_time_that_a_run_only_waits_does_not_count(kind: str, how: str, tm
 
 
 @kinds
+async def test_a_wait_that_the_code_gives_up_does_not_count(kind: str, tmp_path: Path) -> None:
+    """Nothing is recorded at its end."""
+    clock, limits = VirtualClock(), list[asyncio.Timeout]()
+
+    async def code(ctx: Any) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
+                await ctx.wait_for_signal("go")
+        await passes(ctx, clock, 90)
+        return "done"
+
+    async with store(kind, tmp_path, clock) as here:
+        limited(here, "a", code, stall_timeout_seconds=100, run_timeout_seconds=INF)
+        runner = here.runner(settings(**BASE))
+        executing = asyncio.ensure_future(runner.execute("a", "r"))
+        held = runner.heartbeat._leased
+        await until(lambda: any(each.control.paused_at is not None for each in held.values()))
+        clock.advance(1e5)
+        limits[0].reschedule(asyncio.get_running_loop().time())
+        assert (await executing).final_output == {"value": "done"}
+
+
+@kinds
 @by_worker
 async def test_a_run_that_stalls_after_a_wait_is_ended(kind: str, by_worker: bool, tmp_path: Path) -> None:
     """The runner looks at the stall limit again, although no other limit is near."""
@@ -469,8 +494,13 @@ async def test_a_run_that_stalls_after_a_wait_is_ended(kind: str, by_worker: boo
             working = asyncio.ensure_future(runner.execute("a", "r"))
         held = runner.heartbeat._leased
         await until(lambda: any(each.control.paused_at is not None for each in held.values()))
+        for each in held.values():
+            each.control.notify()  # during the wait, the runner looks at the limits
+        for _ in range(10):
+            await asyncio.sleep(0)
         await runner.signal("r", "go")
-        await working
+        async with asyncio.timeout(10):
+            await working
         assert "recorded nothing for 0.2 s" in message(await runner.wait("r", timeout=10), "Stalled")
 
 
@@ -547,10 +577,11 @@ async def test_code_of_a_failed_attempt_keeps_no_later_one_alive(kind: str, tmp_
 @by_worker
 async def test_on_error_and_the_end_have_time_of_their_own(kind: str, by_worker: bool, tmp_path: Path) -> None:
     """The code has ended, so what follows is no stall of it."""
-    clock = VirtualClock()
+    clock, hooked = VirtualClock(), list[str]()
 
     async def on_error(ctx: Any, error: BaseException) -> None:
         await passes(ctx, clock, 90)
+        hooked.append("to its end")
 
     async def code(ctx: Any) -> None:
         await passes(ctx, clock, 90)
@@ -563,7 +594,7 @@ async def test_on_error_and_the_end_have_time_of_their_own(kind: str, by_worker:
         result = await ended(here.runner(settings(**BASE)), "a", by_worker)
         assert result.status is RunStatus.FAILED
         assert result.error is not None
-        assert result.error.message == "its own error"
+        assert (result.error.message, hooked) == ("its own error", ["to its end"])
 
 
 class Plain(AgentRuntime):
