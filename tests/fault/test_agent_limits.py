@@ -15,7 +15,7 @@ from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.runner.settings import RunnerConfig
 from agent_runtime_core.status import RunStatus
-from agent_runtime_core.steps import StepExecutor
+from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.support.fault_runs import KINDS, Agent, Store, settings, store, until, until_status
 
@@ -337,6 +337,16 @@ async def _item(ctx: Any, number: int, clock: VirtualClock) -> None:
     await StepExecutor(ctx, max_concurrency=1).map(f"items {number}", item, range(3))
 
 
+async def _list(ctx: Any, number: int, clock: VirtualClock) -> None:
+    """The ends of the first steps are written with the last one."""
+
+    async def work(ctx: Any, state: Any) -> None:
+        await passes(ctx, clock, 60)
+
+    steps = [Step(f"{number}.{each}", work, checkpoint=each == 3) for each in range(4)]
+    await StepExecutor(ctx).run(steps)
+
+
 async def _failure(ctx: Any, number: int, clock: VirtualClock) -> None:
     failed = list[int]()
 
@@ -374,7 +384,7 @@ async def _signal(ctx: Any, number: int, clock: VirtualClock) -> None:
     await ctx.messages()
 
 
-RECORDS = [_step, _start, _item, _failure, _value, _event, _event_in_a_step, _checkpoint, _signal]
+RECORDS = [_step, _start, _item, _list, _failure, _value, _event, _event_in_a_step, _checkpoint, _signal]
 
 
 @kinds

@@ -420,6 +420,8 @@ class StepJournal(Generic[W_co]):
 
     def advance(self, *recorded: Record) -> None:
         """Note that the code has received the results of these records, or of a step that was recorded just now."""
+        if self.control.stall_clock is not None:
+            self.control.note_progress()  # a replay writes nothing, and some ends of steps are written later
         scope = CURRENT_STEP.get()
         if scope is None or scope.token is not self.token:  # code inside a completed step does not run on a resume
             self.boundary += len(recorded) or 1
@@ -430,8 +432,6 @@ class StepJournal(Generic[W_co]):
         if not recorded:
             self._replayed_seq = self.view.last_seq
             return
-        if self.control.stall_clock is not None:
-            self.control.note_progress()  # a replay writes nothing
         newest = max(map(_SEQ, recorded))
         self._replayed_seq = max(self._replayed_seq, newest)
         if newest > self._replayed_in_main_task and self.control.in_main_task:
