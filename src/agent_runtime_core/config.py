@@ -20,6 +20,7 @@ from ._core.settings import (
     SECONDS,
     SECRET,
     TEXT,
+    TIME_LIMIT,
     TRIES,
     TRUTH,
     URL,
@@ -88,7 +89,10 @@ class RuntimeConfig:
     #: Whether `redact` is called before values are stored too. The HTTP API, streams and the inspector show what is
     #: stored, so only this setting changes it.
     redact_stored: bool = False
+    #: Time limit of one attempt; inf is no limit. An agent may have its own, as for the next one.
     run_timeout_seconds: float = 300
+    #: Seconds after which an attempt that records nothing ends; None is no limit.
+    stall_timeout_seconds: float | None = None
     heartbeat_interval_seconds: float = 30
     lease_ttl_seconds: float = 60
     max_retries: int = 3
@@ -309,7 +313,9 @@ SETTINGS: dict[str, SettingType] = {
     "backend_url": _StoreURL(URL.wanted, URL.fits, shown=URL.shown).or_none(),
     "redis_url": URL.or_none(),
     **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
-    **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
+    "run_timeout_seconds": TIME_LIMIT,
+    "stall_timeout_seconds": TIME_LIMIT.or_none(),
+    **dict.fromkeys(("heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
     **dict.fromkeys(("retry_backoff_max", "park_after"), SECONDS),
     "max_retries": TRIES,
     **dict.fromkeys(("max_crashes", "max_unsent_bytes"), POSITIVE),

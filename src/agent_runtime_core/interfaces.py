@@ -476,6 +476,10 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     code_version: str | None = None
     #: Other versions whose runs this code continues.
     accepts_code_versions: Collection[str] = ()
+    #: Time limit of an attempt in seconds, instead of the runner's, higher or lower; `float("inf")` is no limit.
+    run_timeout_seconds: float | None = None
+    #: Seconds after which an attempt that records nothing ends, instead of the runner's; `float("inf")` is no limit.
+    stall_timeout_seconds: float | None = None
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around all runs of this agent in a process; does nothing by default.

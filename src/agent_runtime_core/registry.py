@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any, Final, NamedTuple
 
 from ._core.arguments import checked_name
+from ._core.settings import TIME_LIMIT
 from ._core.validation import Shown, must, type_name
 from .errors import brief
 from .interfaces import AgentRuntime
@@ -20,11 +22,20 @@ __all__ = [
 ]
 
 
+#: The settings of a runner that an agent may have as attributes, and `register` as arguments.
+TIME_LIMITS: Final = ("run_timeout_seconds", "stall_timeout_seconds")
+
+
+class _Registered(NamedTuple):
+    agent: AgentRuntime
+    limits: dict[str, Any]  # the arguments of `register`
+
+
 def key_of(runtime: AgentRuntime) -> str:
     """Return the key of an agent.
 
     Raises:
-        InvalidArgument: It is not an agent.
+        InvalidArgument: It is not an agent, or one of its time limits is invalid.
         UnknownSetting: It has an attribute that was meant to be a setting.
     """
     if runtime is None:
@@ -43,6 +54,9 @@ def key_of(runtime: AgentRuntime) -> str:
     if callable(check):
         check()
     check_code_versions(runtime)
+    for name in TIME_LIMITS:
+        if (value := getattr(runtime, name, None)) is not None:
+            TIME_LIMIT.check(f"{type(runtime).__name__}.{name}", value)
     return key
 
 
@@ -71,19 +85,37 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._agents: dict[str, tuple[AgentRuntime]] = {}
+        self._agents: dict[str, _Registered] = {}
 
-    def register(self, runtime: AgentRuntime) -> None:
+    def register(
+        self,
+        runtime: AgentRuntime,
+        *,
+        run_timeout_seconds: float | None = None,
+        stall_timeout_seconds: float | None = None,
+    ) -> None:
         """Add an agent.
 
         It replaces an agent with the same key if the classes have the same name and module, as when a notebook cell
         runs again or a module is reloaded.
 
+        Args:
+            runtime: The agent.
+            run_timeout_seconds: Time limit of an attempt, instead of the attribute of the agent and the setting of the
+                runner. It may be higher or lower; `float("inf")` is no limit.
+            stall_timeout_seconds: Seconds after which an attempt that records nothing ends, in the same way.
+
         Raises:
-            InvalidArgument: The argument is not an agent, or the key belongs to an agent of another class.
+            InvalidArgument: The argument is not an agent, a time limit is invalid, or the key belongs to an agent of
+                another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
         """
-        key, entry = key_of(runtime), (runtime,)
+        limits: dict[str, Any] = {}
+        for name, value in zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True):
+            if value is not None:
+                TIME_LIMIT.check(name, value)
+                limits[name] = value
+        key, entry = key_of(runtime), _Registered(runtime, limits)
         present = self._agents.setdefault(key, entry)
         if present is entry:
             return
@@ -96,7 +128,19 @@ class Registry:
     def get(self, key: str) -> AgentRuntime | None:
         """Return the agent with that key, or None."""
         entry = self._agents.get(key) if isinstance(key, str) else None
-        return entry[0] if entry else None
+        return entry.agent if entry else None
+
+    def time_limits(self, runtime: AgentRuntime | None) -> dict[str, Any]:
+        """Return the time limits that this agent has instead of its runner's, by the name of the setting.
+
+        The arguments of `register` have priority over the attributes of the agent.
+        """
+        limits: dict[str, Any] = {}  # each run comes here
+        for name in TIME_LIMITS:
+            if (value := getattr(runtime, name, None)) is not None:
+                limits[name] = value
+        entry = self._agents.get(getattr(runtime, "key", ""))
+        return limits | entry.limits if entry and type(entry.agent) is type(runtime) else limits
 
     def keys(self) -> list[str]:
         """Return the keys in the order of registration."""
@@ -136,9 +180,11 @@ class Preferring(Registry):
 DEFAULT = Registry()
 
 
-def register_runtime(runtime: AgentRuntime) -> None:
+def register_runtime(
+    runtime: AgentRuntime, *, run_timeout_seconds: float | None = None, stall_timeout_seconds: float | None = None
+) -> None:
     """Add an agent to the default registry; see `Registry.register`."""
-    DEFAULT.register(runtime)
+    DEFAULT.register(runtime, run_timeout_seconds=run_timeout_seconds, stall_timeout_seconds=stall_timeout_seconds)
 
 
 def get_runtime(key: str) -> AgentRuntime | None:

@@ -262,7 +262,7 @@ async def test_time_in_place_is_no_run_time(kind: str, tmp_path: Path) -> None:
         late = await runner.execute("works")
         assert late.status is RunStatus.TIMED_OUT
         assert late.error is not None
-        assert late.error.message == "the attempt took more than 0.15 s"
+        assert late.error.message == "the attempt took more than 0.15 s (run_timeout_seconds of the runner)"
         assert late.run_id is not None
         events = await runner.event_bus.get_events(late.run_id)
         assert [(e.event_type, e.payload) for e in events][-1] == ("run.timed_out", {"timeout_seconds": 0.15})

@@ -573,6 +573,12 @@ def test_doctor_suggests_only_similar_variables(tmp_path: Path) -> None:
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_doctor_prints_an_infinite_limit_as_json(tmp_path: Path) -> None:
+    done = process("doctor", "--json", cwd=tmp_path, AGENT_RUNTIME_RUN_TIMEOUT_SECONDS="inf")
+    settings = json.loads(done.stdout, parse_constant=pytest.fail)["settings"]
+    assert [each["value"] for each in settings if each["name"] == "run_timeout_seconds"] == ["inf"]
+
+
 def test_doctor_does_not_write_to_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     done = process("doctor", "--url", "empty.db", cwd=tmp_path)

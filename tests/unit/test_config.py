@@ -29,6 +29,7 @@ def test_the_defaults() -> None:
         "redact": None,
         "redact_stored": False,
         "run_timeout_seconds": 300,
+        "stall_timeout_seconds": None,
         "heartbeat_interval_seconds": 30,
         "lease_ttl_seconds": 60,
         "max_retries": 3,
@@ -107,6 +108,7 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         "langfuse_content": ("on", True),
         "redact_stored": ("yes", True),
         "model_prices": ('{"m":{"input":1,"output":2}}', PRICES),
+        "stall_timeout_seconds": ("60", 60),
     }
     for field in dataclasses.fields(RuntimeConfig):
         if field.name in others:
@@ -118,6 +120,12 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(keys.get(field.name, f"AGENT_RUNTIME_{field.name.upper()}"), str(value))
         wanted[field.name] = value
     assert dataclasses.asdict(configure()) == wanted
+
+
+def test_a_time_limit_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_RUN_TIMEOUT_SECONDS", "inf")
+    config = configure(stall_timeout_seconds=600)
+    assert (config.run_timeout_seconds, config.stall_timeout_seconds) == (float("inf"), 600)
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +146,7 @@ def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
 def test_an_unknown_setting_that_is_like_none_is_told_which_there_are() -> None:
     with pytest.raises(
         UnknownSetting,
-        match="Known: anthropic_api_key, backend_url, default_model, durability, event_bus_backend and 26",
+        match="Known: anthropic_api_key, backend_url, default_model, durability, event_bus_backend and 27",
     ):
         configure(nope=1)
 
@@ -181,6 +189,12 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
         ("max_retries", 2.0),
         ("run_timeout_seconds", 0),
         ("run_timeout_seconds", "300"),
+        ("run_timeout_seconds", float("nan")),
+        ("run_timeout_seconds", None),
+        ("stall_timeout_seconds", 0),
+        ("stall_timeout_seconds", -1.0),
+        ("stall_timeout_seconds", True),
+        ("lease_ttl_seconds", float("inf")),
         ("retry_backoff_base", float("nan")),
         ("park_after", None),
         ("queue_backend", ""),

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,9 @@ from tests.support.cases import for_each
 
 NOW = 1_000.0
 ROW = RunRow("run", "agent", created_at=NOW - 10)
-CONFIG = RunnerConfig(max_retries=3, run_timeout_seconds=100, retry_backoff_base=2, retry_backoff_max=60)
+CONFIG = RunnerConfig(
+    max_retries=3, run_timeout_seconds=100, stall_timeout_seconds=50, retry_backoff_base=2, retry_backoff_max=60
+)
 
 
 def facts(row: RunRow = ROW, *, time_left: float = 100.0, **more: Any) -> AttemptFacts:
@@ -146,6 +149,7 @@ STOPPED: dict[Stop, Any] = {
     Stop.RELEASE: "Released",
     Stop.LOST: "NothingToDo",
     Stop.TIME_LIMIT: ("timed_out", "TimedOut"),
+    Stop.STALLED: ("timed_out", "Stalled"),
     Stop.DEADLINE: ("timed_out", "DeadlineExceeded"),
     Stop.CANCEL: "Cancelled",
     Stop.OTHER_CODE: "Left",
@@ -167,6 +171,10 @@ def test_only_a_cancelled_run_keeps_what_its_code_returned() -> None:
     ("about", "expected"),
     [
         ({}, Stop.TIME_LIMIT),
+        ({"time_left": 0.0, "stall_left": 1.0}, Stop.TIME_LIMIT),
+        ({"time_left": 1.0, "stall_left": 0.0}, Stop.STALLED),
+        ({"time_left": -1.0, "stall_left": -2.0}, Stop.STALLED),
+        ({"time_left": -1.0, "stall_left": -2.0, "row": ROW._replace(deadline=NOW)}, Stop.DEADLINE),
         ({"row": ROW._replace(deadline=NOW)}, Stop.DEADLINE),
         ({"row": ROW._replace(deadline=NOW), "stop": Stop.CANCEL}, Stop.CANCEL),
     ],
@@ -175,13 +183,37 @@ def test_an_attempt_that_is_late_passed_a_limit_or_was_stopped_before(about: dic
     assert outcomes.passed_limit(facts(**about)) is expected
 
 
+@pytest.mark.parametrize("owner", ["agent", "runner"])
+@pytest.mark.parametrize(
+    ("decide", "name"),
+    [
+        (lambda about: outcomes.of_stop(Stop.TIME_LIMIT, about), "run_timeout_seconds"),
+        (lambda about: outcomes.of_stop(Stop.STALLED, about), "stall_timeout_seconds"),
+        (lambda about: outcomes.of_error(postponed(1000), about), "run_timeout_seconds=100"),
+    ],
+)
+def test_a_timeout_names_whose_limit_it_was(owner: str, decide: Any, name: str) -> None:
+    other = "run_timeout_seconds" if name.startswith("stall") else "stall_timeout_seconds"
+    own = {name.partition("=")[0]} if owner == "agent" else {other}
+    end = decide(facts(own_limits=own))
+    assert f"{name} of the {owner}" in end.result.error.message
+
+
+def test_a_deferral_without_a_limit_counts_no_more_than_its_delay() -> None:
+    endless = facts(time_left=float("inf"))._replace(config=replace(CONFIG, run_timeout_seconds=float("inf")))
+    decision = outcomes.of_error(postponed(1e6), endless)
+    assert isinstance(decision, RetryLater)
+    assert decision.error.details == {"deferred_seconds": 1e6}
+
+
 def test_a_timeout_names_what_deferred_the_run() -> None:
     error = json.dumps({"type": "RateLimited", "message": "slow down", "details": {"deferred_seconds": 40.0}})
     decision = outcomes.of_stop(Stop.TIME_LIMIT, facts(ROW._replace(error=error), deferred_seconds=40.0))
     assert isinstance(decision, End)
     assert decision.result.error is not None
     assert decision.result.error.message == (
-        "the attempt took more than 100 s, 40 s of which it was deferred by RateLimited: slow down"
+        "the attempt took more than 100 s (run_timeout_seconds of the runner), "
+        "40 s of which it was deferred by RateLimited: slow down"
     )
 
 

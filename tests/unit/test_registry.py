@@ -109,3 +109,41 @@ def test_what_is_no_agent_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"must have a method run\(ctx\)"):
         register_runtime(idle)
     assert list_runtimes() == []
+
+
+class Batch(Agent):
+    run_timeout_seconds: Any = float("inf")
+    stall_timeout_seconds = 600
+
+
+def test_the_time_limits_of_an_agent_are_its_attributes_and_what_register_was_given() -> None:
+    mine, batch, plain = Registry(), Batch("batch"), Agent("plain")
+    assert mine.time_limits(plain) == mine.time_limits(None) == {}
+    assert mine.time_limits(batch) == {"run_timeout_seconds": float("inf"), "stall_timeout_seconds": 600}
+    mine.register(batch, run_timeout_seconds=60)
+    mine.register(plain, stall_timeout_seconds=5)
+    assert mine.time_limits(batch) == {"run_timeout_seconds": 60, "stall_timeout_seconds": 600}
+    assert mine.time_limits(Batch("batch")) == {"run_timeout_seconds": 60, "stall_timeout_seconds": 600}
+    assert mine.time_limits(Agent("batch")) == {}, "an agent of another class with that key"
+    assert mine.time_limits(plain) == {"stall_timeout_seconds": 5}
+    mine.register(plain)
+    assert mine.time_limits(plain) == {}
+
+
+def test_the_default_registry_has_time_limits_too() -> None:
+    plain = Agent("plain")
+    register_runtime(plain, run_timeout_seconds=60, stall_timeout_seconds=5)
+    assert DEFAULT.time_limits(plain) == {"run_timeout_seconds": 60, "stall_timeout_seconds": 5}
+
+
+@pytest.mark.parametrize("value", [0, -1, "60", float("nan"), True])
+def test_an_invalid_time_limit_is_rejected_when_the_agent_is_registered(value: Any) -> None:
+    class Wrong(Batch):
+        run_timeout_seconds = value
+
+    mine = Registry()
+    with pytest.raises(InvalidArgument, match=r"^Wrong\.run_timeout_seconds must be a number of seconds above 0"):
+        mine.register(Wrong("a"))
+    with pytest.raises(InvalidArgument, match=r"^stall_timeout_seconds must be a number of seconds above 0"):
+        mine.register(Agent("a"), stall_timeout_seconds=value)
+    assert mine.keys() == []

@@ -125,7 +125,7 @@ async def stop(rig: Rig, clock: VirtualClock, agent: Stopped, cause: str) -> Non
     """Execute run "r" until its code waits, stop it by this cause, and wait for the end of the execution."""
     runner = rig.runner
     rig.registry.register(agent)
-    if cause in ("drain", "lost", "cancel", "time limit", "deadline"):
+    if cause in ("drain", "lost", "cancel", "time limit", "stalled", "deadline"):
         deadline = clock.wall() + 50 if cause == "deadline" else None
         await runner.submit("stopped", {}, run_id="r", deadline=deadline)
         executing: asyncio.Task[Any] = asyncio.ensure_future(runner.run_once())
@@ -164,6 +164,7 @@ CAUSES = {
     "close": "pending",
     "caller left": "pending",
     "time limit": "timed_out",
+    "stalled": "timed_out",
     "deadline": "timed_out",
     "cancel": "cancelled",
     "lost": "running",
@@ -180,7 +181,8 @@ async def test_stopped_code_writes_nothing_and_the_cause_decides(
     status = CAUSES[cause]
     limit = 100 if cause == "time limit" else 10_000
     clock = VirtualClock()
-    async with Rig(place, clock, run_timeout_seconds=limit, grace_seconds=1) as rig:
+    stall = 100 if cause == "stalled" else None
+    async with Rig(place, clock, run_timeout_seconds=limit, stall_timeout_seconds=stall, grace_seconds=1) as rig:
         reader = rig.another()
         await stop(rig, clock, agent, cause)
         info = await reader.get_run("r")

@@ -148,6 +148,9 @@ SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of at
 #: math.inf means forever.
 DURATION: Final = SettingType("a number of seconds of at least 0", lambda value: is_number(value) and value >= 0)
 POSITIVE_SECONDS: Final = dataclasses.replace(number(above=True), wanted="a number of seconds above 0")
+TIME_LIMIT: Final = SettingType(
+    "a number of seconds above 0, where inf means no limit", lambda value: is_number(value) and value > 0, _number_in
+)
 # Hidden, because the value may be a key that was written one level too high.
 TABLE: Final = SettingType("a table", lambda value: isinstance(value, dict), shown=_hidden)
 

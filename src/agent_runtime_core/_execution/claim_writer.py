@@ -76,6 +76,7 @@ class ClaimWriter:
     Attributes:
         on_events: Receives what makes the events that this claim has written: types with payloads, in order. It is
             called later, in another thread, so that a step does not wait for it.
+        on_write: Called with each write of the run's code; None without a stall limit.
         closed_error: Why the step of that name must not start; None while steps may start.
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
@@ -104,6 +105,7 @@ class ClaimWriter:
         self.clock: Clock = clock
         self.guard: Guard = Guard(row.run_id, row.claim_id)
         self.on_events: Callable[[EventMaker], None] | None = None
+        self.on_write: Callable[[], None] | None = None
         self.closed_error: Callable[[str], Exception] | None = None
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
@@ -152,6 +154,7 @@ class ClaimWriter:
         """Have every later write refused, because another attempt of the run starts."""
         self.flush()
         self.guard = self._buffer.guard = Guard(self.run_id, "")
+        self.on_write = None  # it keeps no later attempt from a stall
         self.closed_error = lambda _: LeaseLost(self.run_id, self.claim_id, self._run_key)
 
     def flush(self) -> None:
@@ -198,6 +201,8 @@ class ClaimWriter:
 
     async def _commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
         """Commit these operations, together with the buffered ones if they are for the same engine."""
+        if self.on_write is not None:
+            self.on_write()
         if not self._buffer.ops or target is not self._state:
             return await self._commit_repeatedly(target, self.guard, ops)
         buffered, seq = self._buffer.take()
@@ -240,6 +245,8 @@ class ClaimWriter:
 
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
+        if self.on_write is not None:
+            self.on_write()
         for record in records:  # usually one; `_new` does what the constructor of a NamedTuple does, but faster
             ops.append(_new(Op, ("journal.append", (self.run_id, record))))
         if self.effects:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from .._core.clock import Duration
 from .._core.context_vars import start_helper
@@ -16,6 +16,8 @@ from .mailbox import MailboxReader
 from .run_control import RunControl, Services
 from .step import CANCEL_HOOK, CURRENT_STEP, StepScope
 from .step_journal import RunJournal
+
+T = TypeVar("T")
 
 #: The outcome of a wait that reached its time limit.
 TIMED_OUT: Final = object()
@@ -84,12 +86,7 @@ class Parking:
         Returns:
             The message, or `TIMED_OUT`.
         """
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.active_waits[task] = (find, limit)
-        if around := self._steps_around():
-            self._around[task] = around
-            self._count_time()
-        self._journal.on_idle = self._request_scan
+        task = self._enter(find, limit)
         try:
             return await self._wait_active(find, limit, reason)
         except asyncio.CancelledError:
@@ -99,6 +96,27 @@ class Parking:
             raise
         finally:
             self._close(task)
+
+    async def join(self, child: Awaitable[T]) -> T:
+        """Await a child run that this process executes. The run only waits for it, as for a child of a worker."""
+        task = self._enter(lambda: None, None)
+        self._request_scan()
+        try:
+            return await child
+        finally:
+            self._close(task)
+            if self._journal.slot_released:
+                self.reclaim_slot()
+
+    def _enter(self, find: Find, limit: Duration | None) -> asyncio.Task[Any]:
+        """Add a wait of the calling task."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.active_waits[task] = (find, limit)
+        if around := self._steps_around():
+            self._around[task] = around
+            self._count_time()
+        self._journal.on_idle = self._request_scan
+        return task
 
     def _close(self, task: asyncio.Task[Any]) -> None:
         """Remove the wait of that task."""

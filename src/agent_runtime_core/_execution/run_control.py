@@ -173,6 +173,8 @@ class Stop(Enum):
     LOST = "lost"
     #: The attempt has used `run_timeout_seconds`.
     TIME_LIMIT = "time limit"
+    #: The attempt has recorded nothing for `stall_timeout_seconds`.
+    STALLED = "stalled"
     #: The deadline of the run has passed.
     DEADLINE = "deadline"
     #: The run was cancelled.
@@ -233,6 +235,8 @@ class RunControl:
     without_slot: bool = False  # the run uses no slot of its worker
     paused_seconds: float = 0.0  # time that does not count against the time limit
     paused_at: float | None = None  # monotonic time since which the timer is paused
+    stall_clock: Clock | None = None  # measures the time without progress; None without a stall limit
+    active_at: float = float("inf")  # monotonic time of the last progress, or of the end of the last wait
     _refused: int = 0  # calls that were refused because the attempt is stopped
     _notified: bool = False  # since the runner last waited
     _waiter: asyncio.Future[None] | None = None  # of the runner, while it waits
@@ -382,10 +386,16 @@ class RunControl:
         if self.paused_at is not None:
             self.paused_seconds += now - self.paused_at
             self.paused_at = None
+            self.active_at = now
 
     def paused_for(self, now: float) -> float:
         """Return the seconds until `now` that do not count against time limits, because the run only waited."""
         return self.paused_seconds + (0.0 if self.paused_at is None else max(0.0, now - self.paused_at))
+
+    def note_progress(self) -> None:
+        """Restart the time for which the attempt may record nothing."""
+        if self.stall_clock is not None:
+            self.active_at = self.stall_clock.monotonic()
 
     def cancel_task(self) -> None:
         """Cancel the task. Also notify the runner, because the task may ignore the cancellation."""

@@ -442,6 +442,8 @@ class StepJournal(Generic[W_co]):
 
     def advance(self, *recorded: Record) -> None:
         """Note that the code has received the results of these records, or of a step that was recorded just now."""
+        if self.control.stall_clock is not None:
+            self.control.note_progress()  # a replay writes nothing, and some ends of steps are written later
         scope = CURRENT_STEP.get()
         if scope is None or scope.token is not self.token:  # code inside a completed step does not run on a resume
             self.boundary += len(recorded) or 1

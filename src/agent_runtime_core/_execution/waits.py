@@ -555,7 +555,8 @@ class Waits:
         if inline is not None:
             # Who resumes this run resumes the child too.
             recover = "inline" if self._row.origin else "worker"
-            payload = result_payload(await inline(agent, child, input, self._row.run_id, recover, row.tenant))
+            running = inline(agent, child, input, self._row.run_id, recover, row.tenant)
+            payload = result_payload(await self._parking.join(running))
             return await self._end(name, key, payload, digest=digest, child=child)
         message = await self._wait_for_child(child)
         return await self._end(name, key, decode(message.payload), message, digest=digest, child=child)

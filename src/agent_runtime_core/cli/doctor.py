@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -153,6 +154,8 @@ async def doctor(args: Namespace) -> int:
             findings += [_about_settings(settings), *_opentelemetry(), *await _store(args)]
     failed = any(each.status == ERROR for each in findings)
     if args.json:
+        for setting in settings:
+            setting["value"] = "inf" if setting["value"] == math.inf else setting["value"]  # JSON has no infinity
         print_json({"ok": not failed, "checks": [each._asdict() for each in findings], "settings": settings})
         return int(failed)
     for each in findings:

@@ -79,6 +79,8 @@ class HeldClaim(LeasedRun):
         self.config: RunnerConfig = config
         self.clock: Clock = backends.queue.clock
         self.control: RunControl = RunControl()
+        if config.stall_timeout_seconds is not None:
+            self.control.stall_clock = self.clock
         #: The row is being changed by this process: that it no longer says "running" is no lost lease.
         self.leaving: bool = False
         self.attempt_recorded: bool = row.parked == 1  # the journal has the start of this attempt
@@ -94,6 +96,8 @@ class HeldClaim(LeasedRun):
 
     def _new_writer(self) -> ClaimWriter:
         writer = ClaimWriter(self.row, *self.backends, self.clock)
+        if self.control.stall_clock is not None:
+            writer.on_write = self.control.note_progress
         if self._tracer is not None:
             writer.on_events = partial(self._tracer.events, known_uuid(self.row.run_id))
         return writer

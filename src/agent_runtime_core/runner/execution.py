@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar, Token
 from copy import copy
 from functools import partial
@@ -98,11 +98,22 @@ class RunExecution:
     """The attempts that are made under one claim.
 
     It executes the agent, asks `outcomes` what the outcome means, and carries the decision out.
+
+    Args:
+        row: The run as it was claimed.
+        agent: Its agent.
+        backends: Where the run is stored.
+        config: The settings of the runner, with the time limits of the agent.
+        heartbeat: Extends the lease.
+        services: What the runner lends to contexts.
+        inline: The run is executed in its caller's task.
+        own_limits: The names of the settings in `config` that are the agent's.
     """
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
-        services: Services, *, inline: bool = False, left_runs: LeftRuns | None = None,
+        services: Services, *, inline: bool = False, own_limits: Collection[str] = (),
+        left_runs: LeftRuns | None = None,
     ) -> None:  # fmt: skip
         self.left_runs: LeftRuns | None = left_runs
         self.agent: AgentRuntime = agent
@@ -115,7 +126,10 @@ class RunExecution:
             row, agent, backends, config, heartbeat, services.tracer, waits_in_memory=in_memory
         )
         self.control: RunControl = self.claim.control
-        self.calls: GuardedCalls = GuardedCalls(row, self.claim.clock, self.control, config.grace_seconds)
+        self.calls: GuardedCalls = GuardedCalls(
+            row, self.claim.clock, self.control, config.grace_seconds, config.stall_timeout_seconds
+        )
+        self._own_limits: Collection[str] = own_limits
         make = services.recorder
         self.recorder: RunRecorder | None = None if make is None else make(row)
         self._conversation: RunConversation | None = None
@@ -349,11 +363,9 @@ class RunExecution:
         """Execute the agent's `run` once, and carry out what its outcome means."""
         row, control = self.claim.row, self.control
         self._deferred_seconds = deferred_seconds(row) if row.error else 0.0
+        control.active_at = now = self.claim.clock.monotonic()
         self.calls.time_limit_at = (
-            self.claim.clock.monotonic()
-            + self.config.run_timeout_seconds
-            - self._deferred_seconds
-            - self.control.paused_seconds
+            now + self.config.run_timeout_seconds - self._deferred_seconds - control.paused_seconds
         )
         try:
             overrides = await self.limit_overrides() if row.mail_seq else None
@@ -386,6 +398,8 @@ class RunExecution:
         elif waiting := ctx.waiting_tasks:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
+        if control.stall_clock is not None:
+            control.note_progress()  # the code has ended; what follows is the runner's work
         return await self._apply(self._decide(task, ctx), ctx)
 
     def _decide(self, task: asyncio.Task[Any], ctx: Context) -> Decision:
@@ -430,7 +444,8 @@ class RunExecution:
             time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
             progressed=len(self._completed) > self._completed_at_start,
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
-            stop=stop, parked=control.parked,
+            stop=stop, parked=control.parked, own_limits=self._own_limits,
+            stall_left=float("inf") if self.calls.stall is None else self.calls.stall_left(self.calls.stall),
         )  # fmt: skip
 
     def _jitter(self) -> float:

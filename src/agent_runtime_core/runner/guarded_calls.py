@@ -36,18 +36,22 @@ class GuardedCalls:
         clock: The clock of the run.
         control: Cancellation, release and paused time of the run.
         grace: Seconds that a run has to stop once it must.
+        stall: Seconds for which an attempt may record nothing; None for no limit.
     """
 
-    def __init__(self, row: RunRow, clock: Clock, control: RunControl, grace: float) -> None:
+    def __init__(
+        self, row: RunRow, clock: Clock, control: RunControl, grace: float, stall: float | None = None
+    ) -> None:
         self.row: RunRow = row
         self.clock: Clock = clock
         self.control: RunControl = control
         self.grace: float = grace
+        self.stall: float | None = stall
         #: When the time limit of the attempt is reached, by the monotonic clock, if the run never waits in memory.
         self.time_limit_at: float = float("inf")
 
     def time_left(self) -> float:
-        """Return the seconds until the attempt's time limit or the run's deadline, whichever is first.
+        """Return the seconds until a limit of the attempt or the run's deadline, whichever is first.
 
         Time that the run waits in memory does not count against the time limit.
         """
@@ -56,7 +60,15 @@ class GuardedCalls:
             left = self.time_limit_at + control.paused_seconds - clock.monotonic()
         else:
             left = max(self.time_limit_at + control.paused_seconds - control.paused_at, MIN_CHECK_SECONDS)
+        if self.stall is not None:
+            left = min(left, self.stall_left(self.stall))
         return left if deadline is None else min(left, deadline - clock.wall())
+
+    def stall_left(self, limit: float) -> float:
+        """Return the seconds for which the attempt may still record nothing. After a wait it has all of them again."""
+        if self.control.paused_at is not None:
+            return max(limit, MIN_CHECK_SECONDS)
+        return self.control.active_at + limit - self.clock.monotonic()
 
     def time_allowed(self, within: bool) -> float:
         """Return the seconds that a call may take from now on, apart from the time limit of the attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ async def _open(
     params: Mapping[str, Any] | None,
 ) -> tuple[AgentRunner, OpenRunSession, Context]:
     given = run_input(input, params)
-    config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
+    config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=math.inf, max_retries=1)
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:

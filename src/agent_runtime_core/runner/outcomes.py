@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -83,7 +84,7 @@ class AttemptFacts(NamedTuple):
 
     Attributes:
         now: Wall time.
-        config: Settings of the runner.
+        config: Settings of the runner, with the time limits of the agent.
         time_left: What is left of `run_timeout_seconds`. Time that the run waited in memory does not count.
         progressed: The run recorded a step, wait or value during this attempt.
         deferred_seconds: The part of `run_timeout_seconds` that earlier deferrals have used.
@@ -92,6 +93,8 @@ class AttemptFacts(NamedTuple):
         usage: Returns what the run has used. It reads the whole journal, so it is called only for a partial result.
         stop: Why the attempt was stopped before its code ended; None if it was not.
         parked: The run is parked.
+        stall_left: What is left of `stall_timeout_seconds`.
+        own_limits: The names of the settings that are the agent's, and not the runner's.
     """
 
     row: RunRow
@@ -105,6 +108,8 @@ class AttemptFacts(NamedTuple):
     usage: Callable[[], dict[str, Any]] = no_usage
     stop: Stop | None = None
     parked: bool = False
+    stall_left: float = math.inf
+    own_limits: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,8 @@ def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) 
             return _past_deadline(facts, facts.row.deadline or facts.now)
         case Stop.TIME_LIMIT:
             return _past_time_limit(facts)
+        case Stop.STALLED:
+            return _stalled(facts)
 
 
 def passed_limit(facts: AttemptFacts) -> Stop:
@@ -265,16 +272,32 @@ def passed_limit(facts: AttemptFacts) -> Stop:
     if facts.stop is not None:
         return facts.stop
     is_past_deadline = facts.row.deadline is not None and facts.now >= facts.row.deadline
-    return Stop.DEADLINE if is_past_deadline else Stop.TIME_LIMIT
+    if is_past_deadline:
+        return Stop.DEADLINE
+    return Stop.STALLED if facts.stall_left < facts.time_left else Stop.TIME_LIMIT
 
 
 def _past_time_limit(facts: AttemptFacts) -> End:
-    limit = facts.config.run_timeout_seconds
-    message = f"the attempt took more than {limit:g} s"
+    limit, name = facts.config.run_timeout_seconds, "run_timeout_seconds"
+    message = f"the attempt took more than {limit:g} s ({name} of the {_owner(name, facts)})"
     if facts.deferred_seconds:
         cause = deferral(facts.row)
         message += f", {facts.deferred_seconds:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
     return _timed_out(facts, "TimedOut", message, {"timeout_seconds": limit})
+
+
+def _stalled(facts: AttemptFacts) -> End:
+    limit, name = facts.config.stall_timeout_seconds, "stall_timeout_seconds"
+    assert limit is not None
+    message = (
+        f"agent {facts.row.agent!r} recorded nothing for {limit:g} s ({name} of the {_owner(name, facts)}). "
+        "Divide its work into shorter steps, call ctx.emit in a long step, or raise the limit"
+    )
+    return _timed_out(facts, "Stalled", message, {name: limit})
+
+
+def _owner(limit: str, facts: AttemptFacts) -> str:
+    return "agent" if limit in facts.own_limits else "runner"
 
 
 def failed(result: RunResult, error: ErrorInfo, facts: AttemptFacts) -> Decision:
@@ -292,7 +315,8 @@ def _deferred(error: BaseException, seconds: float, facts: AttemptFacts) -> Deci
 
     Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
     """
-    limit, cause, kind = facts.config.run_timeout_seconds, text_of(error), type(error).__name__
+    limit, name = facts.config.run_timeout_seconds, "run_timeout_seconds"
+    cause, kind = text_of(error), type(error).__name__
     deadline = facts.row.deadline
     left = limit if facts.progressed else facts.time_left
     at_most = left if deadline is None else min(left, deadline - facts.now)
@@ -304,13 +328,14 @@ def _deferred(error: BaseException, seconds: float, facts: AttemptFacts) -> Deci
         return _timed_out(facts, "DeadlineExceeded", message, {"deadline": deadline}, cause=kind)
     if seconds >= left:
         message = (
-            f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
-            f"and {max(left, 0):.3g} s are left ({cause})"
+            f"the run cannot resume within {name}={limit:g} of the {_owner(name, facts)}: {kind} defers it for "
+            f"{seconds:.3g} s, and {max(left, 0):.3g} s are left ({cause})"
         )
         return _timed_out(facts, "TimedOut", message, {"timeout_seconds": limit}, cause=kind)
     delay = seconds * (1 + facts.jitter())
     delay = delay if delay < at_most else seconds
-    info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: limit - left + delay}))
+    used = 0.0 if math.isinf(limit) else limit - left  # without a limit nothing needs to be counted
+    info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: used + delay}))
     return (RetryHere if facts.inline else RetryLater)(delay, info, facts.row.failures, deferred=True)
 
 

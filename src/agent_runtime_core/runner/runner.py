@@ -104,7 +104,7 @@ class InlineRuns:
         enclosing, now = ENCLOSING_RUNS.get(()), self._clock.monotonic
         while (others := self._others(enclosing)) and now() < until:
             for held in _outermost(others):
-                if held.execution.control.paused_at is not None:
+                if _only_waits(held, others):
                     held.release()
             await self._wait_for_one(others, min(0.1, self._grace))
         until = now() + SHUTDOWN_SECONDS + self._grace / 5
@@ -151,6 +151,13 @@ def _outermost(held: list[_InlineRun]) -> list[_InlineRun]:
     """Return the runs that none of the others executes. Stopping a run stops its inline children, without a failure."""
     run_ids = {each.execution.claim.row.run_id for each in held}
     return [each for each in held if run_ids.isdisjoint(each.within)]
+
+
+def _only_waits(held: _InlineRun, others: list[_InlineRun]) -> bool:
+    """Return whether neither the run nor one of its inline children works."""
+    run_id = held.execution.claim.row.run_id
+    family = [each for each in others if each is held or run_id in each.within]
+    return all(each.execution.control.paused_at is not None for each in family)
 
 
 class AgentRunner(RunClient):
@@ -542,10 +549,19 @@ class AgentRunner(RunClient):
 
     def new_execution(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> RunExecution:
         """Create the execution of a claimed run."""
-        services = self.services(inline=inline, agent=runtime)
+        services, own = self.services(inline=inline, agent=runtime), self.registry.time_limits(runtime)
+        config = replace(self.config, **own) if own else self.config  # the only place where these limits are combined
         left_runs = None if inline else self._left_runs
         return RunExecution(
-            row, runtime, self.backends, self.config, self.heartbeat, services, inline=inline, left_runs=left_runs
+            row,
+            runtime,
+            self.backends,
+            config,
+            self.heartbeat,
+            services,
+            inline=inline,
+            own_limits=own,
+            left_runs=left_runs,
         )
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:

@@ -35,7 +35,8 @@ class RunnerConfig:
 
     Attributes:
         worker_id: Names the worker in claims, logs and `RunInfo.worker`.
-        run_timeout_seconds: Time limit of one attempt. Time that the run waits does not count.
+        run_timeout_seconds: Time limit of one attempt; inf is no limit. Time that the run waits does not count. An
+            agent may have its own limit, which may be higher.
         heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease.
         lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed.
         max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
@@ -53,6 +54,8 @@ class RunnerConfig:
         keep_unanswered: Whether a run that failed or timed out leaves in its conversation also the user's messages that
             no complete turn follows, marked as unanswered.
         max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
+        stall_timeout_seconds: An attempt that records nothing for that long ends; None is no limit. Time that the run
+            waits does not count. An agent may have its own limit.
     """
 
     worker_id: str = "worker-1"
@@ -70,6 +73,7 @@ class RunnerConfig:
     limits: RunLimits | None = None
     max_unsent_bytes: int = 131072
     keep_unanswered: bool = True
+    stall_timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _SETTINGS.items():

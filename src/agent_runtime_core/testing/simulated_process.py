@@ -69,7 +69,7 @@ class CrashSetting:
         for key in DEFAULT.keys():  # noqa: SIM118 - it is no dict
             known = DEFAULT.get(key)
             if known is not None and registry.get(key) is None:
-                registry.register(known)
+                registry.register(known, **DEFAULT.time_limits(known))
         return registry
 
     def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
