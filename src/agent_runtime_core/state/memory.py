@@ -9,7 +9,7 @@ from .._engines.backend import MemoryBackend, OperationSets, Reads
 from .._engines.base import Op
 from .._engines.memory import MemoryTx
 from .._journal import memory as journal
-from .base import EffectRow, StateOperations, StateRow, StateStore, rows_of_other_runs, same_digest
+from .base import EffectRow, StateOperations, StateRow, StateStore, erased_key, rows_of_other_runs, same_digest
 
 _CLEAR = "state.clear"
 
@@ -40,8 +40,9 @@ def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 
 def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
-    rows: dict[str, list[EffectRow]] = tx.tables["effects"].get(origin, {}).get(key, {})
-    return [row for digest, found in rows.items() if same_digest(digest, digests) for row in found]
+    of_origin: dict[str, dict[str, list[EffectRow]]] = tx.tables["effects"].get(origin, {})
+    by_digest = [each for name in {key: 0, erased_key(key): 0} for each in of_origin.get(name, {}).items()]
+    return [row for digest, found in by_digest if same_digest(digest, digests) for row in found]
 
 
 def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, str]]:
