@@ -377,8 +377,8 @@ def conversation_uuid(name: UUID | str, tenant: str | None = None) -> UUID:
 
     Args:
         name: The name.
-        tenant: The tenant. It is only checked: the conversations of each tenant are stored apart, so those of two tenants
-            with the same name have the same id.
+        tenant: The tenant. It is only checked: the conversations of each tenant are stored apart, and those of two
+            tenants with the same name have the same id.
 
     Raises:
         InvalidArgument: The name is empty or no string, or the name of the tenant is not valid.

@@ -144,6 +144,7 @@ class _Erasing:
         self._conversation, self._run_ids, self._dry_run = conversation, run_ids, dry_run
         #: Whether all of the tenant is erased, and not only what of it is named.
         self._whole: bool = conversation is None and not run_ids
+        self._lineages: set[str] = set()  # whose effects are erased
         self._named: dict[str, str] = {}  # the ids of the runs that are named, by their names
         self._conversations: set[str] = set()
         self._ids: defaultdict[str, set[str]] = defaultdict(set)  # of runs and conversations, by tenant
@@ -251,6 +252,7 @@ class _Erasing:
         done = self.done
         if self._dry_run:
             done.live = sum(row.status in LIVE for row in rows)
+        self._lineages.clear()
         await self._blank_messages(rows)
         for documents in self._places():
             await self._erase_documents(documents)
@@ -289,17 +291,34 @@ class _Erasing:
         if not state.rewrites:
             self.done.left["effects"] = f"{type(state).__name__} has no operations to replace contents"
             return
-        for origin in dict.fromkeys((run_id, await stored_origin(state, run_id))):
-            ops = list[Op]()
-            for key, digest in await state.read("effect_keys", origin):
-                for row in await state.read("effects", origin, key, (digest,)):
-                    is_other = row.run_id != run_id or row.digest != digest or row.status in (MEMBER, CHILD)
-                    if not is_other and (new := erased_effect(row)) != row:
-                        ops.append(Op("effect.rewrite", (row, new)))
+        origins = [run_id, await stored_origin(state, run_id)]
+        for origin in origins:
+            if origin in self._lineages:
+                continue
+            self._lineages.add(origin)
+            rows = [row async for row in self._lineage(origin)]
+            origins += [row.run_id for row in rows if row.status == CHILD]
+            gone = await self._gone(rows)
+            effects = [row for row in rows if row.status not in (MEMBER, CHILD) and row.run_id in gone]
+            ops = [Op("effect.rewrite", (row, new)) for row in effects if (new := erased_effect(row)) != row]
             self.done.effects += len(ops)
             if ops and not self._dry_run:
                 ops.append(Op("effect.put", (EffectRow(origin, "", "", ERASED, MEMBER),)))
                 await state.commits.commit(None, ops)
+
+    async def _lineage(self, origin: str) -> AsyncIterator[EffectRow]:
+        for key, digest in await self._state.read("effect_keys", origin):
+            for row in await self._state.read("effects", origin, key, (digest,)):
+                if (row.key, row.digest) == (key, digest):
+                    yield row
+
+    async def _gone(self, rows: Sequence[EffectRow]) -> set[str]:
+        """Return the runs of a lineage that are erased; without another member also those that were deleted before."""
+        erased = set[str]().union(*self._ids.values())
+        other = {row.run_id for row in rows} - erased
+        deleted = {each for each in other if await self._queue.row(each) is None}
+        members = {row.run_id for row in rows if row.status == MEMBER}
+        return erased if members - erased - deleted else erased | deleted
 
     # -- topics
 
@@ -352,45 +371,47 @@ class _Erasing:
         return found
 
     async def _erase_documents(self, documents: DocumentStore) -> None:
-        before, whole = sum(self.done.documents.values()), set[str]()
-        kinds = await documents.read("kinds")
+        kinds, spaces, linked = await documents.read("kinds"), dict[str, None](), list[tuple[Collection, list[str]]]()
         first = [each for kind in _FIRST for each in kinds if each[1] == kind]
         for space, kind in (*first, *(each for each in kinds if each not in first)):
             owner = _owner_of(space)
-            if owner is None:
-                if space is None or kind is None:
-                    self.done.left["documents"] = "an earlier release has not stored the long name of a space"
+            if space is None or kind is None:
+                self.done.left["documents"] = "an earlier release has not stored the long name of a space"
             elif self._whole and owner == self._owner:
-                whole.add(space)
+                spaces[space] = None
                 async for page in UndecodedCollection(documents, space, kind).pages(size=_PAGE):
                     self._count(kind, len(page))
             elif owner in self._ids:
-                await self._erase_linked(Collection(documents, space, kind), self._ids[owner])
-        if not self._dry_run:
-            for space in whole:
-                await documents.drop(space)
-            discard = getattr(documents, "discard_index", None)
-            if discard is not None and sum(self.done.documents.values()) > before:
-                await discard()
+                table = Collection(documents, space, kind)
+                if keys := await self._linked(table, self._ids[owner]):
+                    linked.append((table, keys))
+        discard = getattr(documents, "discard_index", _nothing)
+        if self._dry_run or not (spaces or linked):
+            return
+        await discard()
+        for space in spaces:
+            await documents.drop(space)
+        for table, keys in reversed(linked):  # what others are found by is deleted last
+            await _delete(table, keys)
+        await discard()  # a search may have made it again
 
     def _count(self, kind: str, number: int) -> None:
         if number and not kind.endswith("_change"):  # the log of changes
             self.done.documents[kind] = self.done.documents.get(kind, 0) + number
 
-    async def _erase_linked(self, table: Collection, ids: set[str]) -> None:
-        """Erase the documents of one kind that name a run, a conversation or an erased document."""
-        gone = list[str]()
+    async def _linked(self, table: Collection, ids: set[str]) -> list[str]:
+        """Return the keys of documents that name a run, a conversation or such a document, and add them to `ids`."""
+        keys = list[str]()
         if table.kind == MESSAGE:
             stored = UndecodedCollection(table.documents, table.space, table.kind)
             for conversation in sorted(self._conversations & ids):
-                gone += [each.key for each in await stored.find(conversation)]
+                keys += [each.key for each in await stored.find(conversation)]
         else:
             async for page in table.pages(size=_PAGE):
-                gone += [each.key for each in page if _is_linked(table.kind, each, ids)]
-        self._count(table.kind, len(gone))
-        if not self._dry_run:
-            await _delete(table, gone)
-        ids.update(found for key in gone for found in _UUID.findall(key))
+                keys += [each.key for each in page if _is_linked(table.kind, each, ids)]
+        self._count(table.kind, len(keys))
+        ids.update(found for key in keys for found in _UUID.findall(key))
+        return keys
 
     async def _blank_messages(self, rows: Sequence[RunRow]) -> None:
         """Replace the texts that erased runs have appended to conversations which stay.
@@ -473,6 +494,10 @@ def _name(row: RunRow) -> str:
     return row.run_key or row.run_id
 
 
+async def _nothing() -> None:
+    """Do nothing, for a document store without an index."""
+
+
 async def _delete(table: Collection, keys: Sequence[str]) -> None:
     for start in range(0, len(keys), _PART):
         part = keys[start : start + _PART]
@@ -499,9 +524,10 @@ def _with_forks(headers: Sequence[Conversation], ids: set[str]) -> set[str]:
 def _is_linked(kind: str, document: Document, ids: set[str]) -> bool:
     if not ids.isdisjoint(_UUID.findall(f"{document.key} {document.group}")):
         return True
-    fields = None if kind in _UNLINKED else json.loads(document.text)
-    links = [fields.get(name) for name in _LINKS] if isinstance(fields, dict) else []
-    return not ids.isdisjoint(_UUID.findall(json.dumps(links)))
+    if kind in _UNLINKED or not document.text.startswith("{"):
+        return False
+    fields = json.loads(document.text)
+    return not ids.isdisjoint(_UUID.findall(json.dumps([fields.get(name) for name in _LINKS])))
 
 
 def _blank(messages: Iterable[ConversationMessage], run_ids: set[str]) -> int:

@@ -31,12 +31,15 @@ def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 
 def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    rows = tx.tables["effects"].get(row.origin, {}).get(row.key, {})
+    by_key = tx.tables["effects"].get(row.origin, {})
+    rows = by_key.get(row.key, {})
     for digest in (row.digest, *others):
         if left := rows_of_other_runs(rows.get(digest, ()), row):
             tx.put(rows, digest, left)
         else:
             tx.drop(rows, digest)
+    if not rows:
+        tx.drop(by_key, row.key)
 
 
 def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
