@@ -90,8 +90,8 @@ class Erasure:
 
 
 @dataclass
-class Place:
-    """Where an erasure happens.
+class StoreParts:
+    """The parts of the store of a runner.
 
     Attributes:
         backends: The queue, the events and the state.
@@ -109,14 +109,18 @@ class Place:
 
 
 async def erase(
-    place: Place, tenant: str | None, conversation: UUID | str | None, run_ids: Sequence[UUID | str], *, cancel: bool,
-    dry_run: bool, compact: bool | None,
+    place: StoreParts, tenant: str | None, conversation: UUID | str | None, run_ids: UUID | str | Sequence[UUID | str],
+    cancel: bool, dry_run: bool, compact: bool | None,
 ) -> Erasure:  # fmt: skip
     """Erase a tenant, or a conversation and runs. See `AgentRunner.erase`."""
+    run_ids = [run_ids] if isinstance(run_ids, UUID | str) else [*run_ids]
     if conversation is not None and conversation_id(conversation) is None:
         raise must("conversation", "be the name or the id of a conversation", conversation)
     if tenant is None and conversation is None and not run_ids:
-        raise InvalidArgument("nothing to erase is named. Pass tenant=, conversation= or run_ids=")
+        raise InvalidArgument(
+            "erase must have a target, got none. Pass tenant= (--tenant), conversation= (--conversation) or run_ids= "
+            "(--run)"
+        )
     work = _Erasing(place, checked_tenant(tenant), tenant, conversation, run_ids, dry_run)
     if dry_run:
         await work.erase(await work.find())
@@ -136,7 +140,7 @@ async def erase(
 
 class _Erasing:
     def __init__(
-        self, place: Place, owner: str, tenant: str | None, conversation: UUID | str | None,
+        self, place: StoreParts, owner: str, tenant: str | None, conversation: UUID | str | None,
         run_ids: Sequence[UUID | str], dry_run: bool,
     ) -> None:  # fmt: skip
         self._place, self._owner, self._tenant = place, owner, tenant

@@ -693,16 +693,12 @@ class RunClient:
         """
         if not dry_run:
             self._require_writable()
-        stores = self.document_stores()
+        stores, module = self.document_stores(), cast(Any, load(".erasure", package=__package__))
         manager = self.persistence if stores or self._stores is not None else None
-        load_of = partial(load, package=__package__)
-        place = load_of(".erasure:Place")(
+        place = module.StoreParts(
             self.backends, stores, manager, self._fenced_stores(), partial(self.cancel, wait=True)
         )
-        named = [run_ids] if isinstance(run_ids, UUID | str) else [*run_ids]
-        found = await load_of(".erasure:erase")(
-            place, tenant, conversation, named, cancel=cancel, dry_run=dry_run, compact=compact
-        )
+        found = await module.erase(place, tenant, conversation, run_ids, cancel, dry_run, compact)
         return cast("Erasure", found)
 
     async def fork(
