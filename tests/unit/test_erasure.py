@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunnerConfig, conversation_uuid
-from agent_runtime_core.errors import IllegalTransition
-from agent_runtime_core.persistence.documents.base import Collection
+from agent_runtime_core import AgentRunner, RunnerConfig, RunResult, conversation_uuid
+from agent_runtime_core.errors import IllegalTransition, InvalidArgument
+from agent_runtime_core.persistence import Conversation, Scope
+from agent_runtime_core.persistence.documents.base import Collection, Entry
+from agent_runtime_core.runner.erasure import BLANK
 from agent_runtime_core.status import RunStatus
 from tests.support import erasure as store
 from tests.support.backends import backends
 from tests.support.erasure import Owner
+from tests.support.runs import Script
 
 CONFIG = RunnerConfig(max_retries=1, park_after=0)
 Raw = Callable[[], bytes]
@@ -209,3 +214,171 @@ async def test_it_is_repeatable_after_each_commit(place: Any, monkeypatch: pytes
         assert found.left == {}
         assert anna.found_in(raw_of(runner)) == set()
         assert bob.found_in(raw_of(runner)) == bob.made
+
+
+async def reply(ctx: Any) -> RunResult:
+    """Answer with what the conversation contains, or fail."""
+    said = [each["content"] for each in ctx.input_messages]
+    if ctx.input.get("fails") and "repaired" not in store.repaired:
+        raise ValueError("not yet")
+    return RunResult({"response": f"answer {len(said)}", "said": said})
+
+
+async def calls(ctx: Any) -> Any:
+    return await ctx.call("child", {"owner": ctx.input["owner"]})
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "conversation_id": "room 7", **more}
+
+
+async def test_later_runs_of_the_conversation_of_an_erased_run_continue(place: Any) -> None:
+    url, _ = place
+    async with opened(url) as runner:
+        runner.registry.register(Script(reply, "reply"))
+        await runner.execute("reply", "first", said("one"))
+        await runner.execute("reply", "second", said("two"))
+        await runner.execute("reply", "third", said("three", fails=True))
+        found = await runner.erase(run_ids="second")
+        assert (found.runs, found.blanked, found.documents) == (1, 2, {})
+        room = conversation_uuid("room 7")
+        history = await runner.persistence.conversations.history(room)
+        assert [each.content for each in history] == ["one", "answer 1", BLANK, BLANK, "three"]
+        store.repaired.add("repaired")
+        await runner.resume("third")
+        await store.work(runner)
+        result = await runner.wait("third", 0)
+        assert result.final_output["said"] == ["one", "answer 1", BLANK, BLANK, "three"]
+
+
+async def test_the_caller_of_an_erased_child_run_is_named(place: Any) -> None:
+    url, _ = place
+    anna = store.OWNERS["anna"] = Owner("anna")
+    async with opened(url) as runner:
+        runner.registry.register(Script(calls, "calls"))
+        await runner.execute("calls", "parent", {"owner": "anna"})
+        [child] = await runner.runs(agent="child")
+        found = await runner.erase(run_ids=child.run_id)
+        assert found.runs == 1
+        assert found.left == {"run 'parent'": f"has the result of its child run {str(child.run_id)!r}"}
+        assert anna("childoutput") in str((await runner.wait("parent", 0)).final_output)
+
+
+async def test_a_run_of_another_tenant_is_named_and_stays(place: Any) -> None:
+    url, _ = place
+    async with opened(url) as runner:
+        runner.registry.register(Script(reply, "reply"))
+        parent = (await runner.execute("reply", "parent", tenant="a")).run_id
+        await runner.submit("reply", run_id="child", parent_run_id=parent, tenant="b")
+        found = await runner.erase(tenant="a")
+        assert found.runs == 1
+        assert found.left == {"run 'child'": "belongs to another tenant, and has contents of run 'parent'"}
+        assert [each.run_key for each in await runner.runs()] == ["child"]
+
+
+@pytest.mark.parametrize("deleted", ["child", "source"])
+async def test_results_that_deleted_runs_have_left_are_erased_too(place: Any, deleted: str) -> None:
+    url, raw_of = place
+    anna = store.OWNERS["anna"] = Owner("anna")
+    async with opened(url) as runner:
+        runner.registry.register(Script(calls, "calls"))
+        await runner.execute("calls", "source", {"owner": "anna"})
+        await runner.fork("source", new_run_id="fork", effects="reuse")
+        await store.work(runner)
+        for info in await runner.runs(agent="child") if deleted == "child" else [await runner.get_run("source")]:
+            await runner.discard(info.run_id)
+        anna("childeffect")
+        assert anna.found_in(raw_of(runner))
+        await runner.erase(run_ids=["fork", "source"])
+        await runner.erase(run_ids=[each.run_id for each in await runner.runs()] or "fork")
+        assert anna.found_in(raw_of(runner)) == set()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "erase must have a target, got none"),
+        ({"conversation": ""}, "conversation must be the name or the id of a conversation, got ''"),
+        ({"tenant": ""}, "tenant must be a string of 1 to 128 characters"),
+        ({"run_ids": [""]}, "run_id must not be empty"),
+    ],
+)
+async def test_a_wrong_target_is_rejected(wrong: dict[str, Any], message: str) -> None:
+    async with AgentRunner.open("memory://") as runner:
+        with pytest.raises(InvalidArgument, match=message):
+            await runner.erase(**wrong)
+
+
+async def test_without_stores_only_runs_are_erased_and_there_is_no_record() -> None:
+    async with AgentRunner(registry=store.agents(), persistence=None) as runner:
+        await runner.execute("child", "r", {"owner": "anna"})
+        found = await runner.erase(run_ids=["r", "unknown"])
+        assert (found.runs, found.audited, found.unknown) == (1, False, ["unknown"])
+
+
+# -- names of conversations
+
+
+async def test_a_list_of_conversations_has_names_and_reads_no_messages(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = place
+    async with opened(url) as runner:
+        runner.registry.register(Script(reply, "reply"))
+        for tenant in (None, "a"):
+            await runner.execute("reply", input_data=said("one"), tenant=tenant)
+        room, plain = conversation_uuid("room 7"), conversation_uuid("0f0e0d0c-0b0a-4908-8706-050403020100")
+        await runner.execute("reply", input_data={**said("two"), "conversation_id": str(plain)})
+        await runner.persistence.conversations.save(Conversation(id=uuid4(), title="by hand"))
+        documents = runner.persistence.conversations.documents(Scope.PROJECT)  # type: ignore[attr-defined]
+        read, kinds = documents.read, list[str]()
+
+        async def counted(what: str, *args: Any) -> Any:
+            kinds.append(args[0].kind if what == "find" else args[1])
+            return await read(what, *args)
+
+        monkeypatch.setattr(documents, "read", counted)
+        listed = await runner.persistence.conversations.list_conversations()
+        assert kinds == ["conversation"]
+        names = {each.id: each.name for each in listed}
+        assert (names[room], names[plain]) == ("room 7", None)
+        assert all(each.messages == [] for each in listed)
+        listed[-1].title = "renamed"
+        await runner.persistence.conversations.save(listed[-1])
+        monkeypatch.undo()
+        assert len(await runner.persistence.conversations.get_messages(room)) == 2
+        [of_tenant] = await runner.persistence.for_tenant("a").conversations.list_conversations()
+        assert (of_tenant.name, of_tenant.id) == ("room 7", conversation_uuid("room 7", "a"))
+
+
+async def test_a_conversation_that_an_earlier_release_stored_has_no_name(place: Any) -> None:
+    url, _ = place
+    async with opened(url) as runner:
+        runner.registry.register(Script(reply, "reply"))
+        await runner.execute("reply", input_data=said("one"))
+        room = str(conversation_uuid("room 7"))
+        documents = runner.persistence.conversations.documents(Scope.PROJECT)  # type: ignore[attr-defined]
+        headers = Collection(documents, "project", "conversation")
+        [stored] = await headers.find()
+        fields = json.loads(stored.text)
+        assert fields.pop("name") == "room 7"
+        await headers.write(headers.put(Entry(room, json.dumps(fields), stored.group, stored.rank)))
+        [listed] = await runner.persistence.conversations.list_conversations()
+        assert (str(listed.id), listed.name) == (room, None)
+        await runner.execute("reply", input_data=said("two"))
+        found = await runner.erase(conversation=room)  # the runs are found by their name, which is stored nowhere else
+        assert (found.runs, found.documents) == (2, {"conversation": 1, "message": 4})
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_what_names_no_conversation_is_rejected(name: Any) -> None:
+    with pytest.raises(InvalidArgument, match="the name of a conversation must be a non-empty string or a UUID, got"):
+        conversation_uuid(name)
+
+
+def test_the_id_of_a_conversation_follows_from_its_name() -> None:
+    room = UUID("0f0e0d0c-0b0a-4908-8706-050403020100")
+    assert conversation_uuid(room) == conversation_uuid(str(room).upper()) == room
+    assert conversation_uuid("room 7") == conversation_uuid("room 7", "a") != conversation_uuid("room 8")
+    with pytest.raises(InvalidArgument, match="tenant must be"):
+        conversation_uuid("room 7", "")
