@@ -292,6 +292,8 @@ async def test_results_that_deleted_runs_have_left_are_erased_too(place: Any, de
         await runner.erase(run_ids=["fork", "source"])
         await runner.erase(run_ids=[each.run_id for each in await runner.runs()] or "fork")
         assert anna.found_in(raw_of(runner)) == set()
+        again = await runner.execute("calls", "source", {"owner": "anna"})
+        assert "'pay' was already done" in str(again.error)
 
 
 @pytest.mark.parametrize(

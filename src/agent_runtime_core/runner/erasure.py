@@ -204,10 +204,10 @@ class _Erasing:
 
     async def _runs_of_conversation(self, named: UUID | str) -> list[RunRow]:
         """Return the runs that name the conversation or a fork of it."""
-        names = {named: conversation_name(named)}
-        headers = await self._headers(self._owner)
-        ids = _with_forks(headers, {str(conversation_id(named))})
-        names |= {each.id: each.name for each in headers if str(each.id) in ids}
+        uuid, headers = str(conversation_id(named)), await self._headers(self._owner)
+        ids = _with_forks(headers, {uuid})
+        names = {**dict.fromkeys(ids), uuid: conversation_name(named)}
+        names |= {str(each.id): each.name for each in headers if str(each.id) in ids and each.name}
         self._conversations |= ids
         self._ids[self._owner] |= ids
         if None in names.values():  # a run may name it in a way that is not stored with it
@@ -385,7 +385,7 @@ class _Erasing:
                 spaces[space] = None
                 async for page in UndecodedCollection(documents, space, kind).pages(size=_PAGE):
                     self._count(kind, len(page))
-            elif owner in self._ids:
+            elif owner is not None and owner in self._ids:
                 table = Collection(documents, space, kind)
                 if keys := await self._linked(table, self._ids[owner]):
                     linked.append((table, keys))
@@ -429,9 +429,9 @@ class _Erasing:
                 runs[row.tenant, str(named)].add(row.run_id)
         if manager is None:
             return
-        for (tenant, named), of_runs in runs.items():
+        for (tenant, uuid), of_runs in runs.items():
             store = manager.for_tenant(tenant or None).conversations
-            for each in sorted(_with_forks(await self._headers(tenant), {named})):
+            for each in sorted(_with_forks(await self._headers(tenant), {uuid})):
                 conversation = await store.get(UUID(each))
                 blanked = 0 if conversation is None else _blank(conversation.messages, of_runs)
                 self.done.blanked += blanked
