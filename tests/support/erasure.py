@@ -115,12 +115,6 @@ async def child(ctx: Any) -> str:
     return mark("childoutput")
 
 
-async def failing(ctx: Any) -> None:
-    mark = OWNERS[ctx.input["owner"]]
-    if True:
-        raise ValueError(mark("error"))
-
-
 async def waiting(ctx: Any) -> None:
     await ctx.wait_for_signal("never")
 
@@ -154,7 +148,7 @@ async def work(runner: AgentRunner) -> None:
 async def store_runs(runner: AgentRunner, mark: Owner) -> None:
     """Store runs in several states, with children and a fork. All name the conversation of their owner."""
     OWNERS[mark.name] = mark
-    about = {"owner": mark.name, "text": mark("input"), "conversation_id": mark.conversation}
+    about: dict[str, Any] = {"owner": mark.name, "text": mark("input"), "conversation_id": mark.conversation}
     about["messages"] = [{"role": "user", "content": mark("user")}]
     await runner.submit(
         "speaker", about, run_id=mark.run, metadata={"note": mark("metadata")}, tenant=mark.tenant,

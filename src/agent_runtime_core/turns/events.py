@@ -13,7 +13,7 @@ from .._core.arguments import checked_tenant
 from .._core.codec.typed import Policy, to_plain
 from .._core.validation import Shown, must, sentence, unknown
 from ..errors import InvalidArgument, InvalidTurn, UnserialisableResult
-from ..events.event import TOPICS
+from ..events.event import TOPICS as TOPICS
 
 TURNS, STEPS, RESULTS, AUDIT = TOPICS
 VERSION = 1
