@@ -53,7 +53,7 @@ class ConversationSession(SessionABC):
             raise must("session_id", "name a conversation", session_id, "Pass one, or give the run a conversation_id")
         self.session_id: str = str(found)
         self._id = found
-        named = session_id if session_id or ctx is None else ctx.input.get("conversation_id")
+        named = session_id or getattr(ctx, "input", {}).get("conversation_id")
         self._name = conversation_name(named)
         self._store = store
         self._scope = scope
