@@ -11,16 +11,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunnerConfig, RunResult, conversation_uuid
-from agent_runtime_core.errors import IllegalTransition, InvalidArgument
+from agent_runtime_core import AgentRunner, RunnerConfig, RunResult, configure, conversation_uuid
+from agent_runtime_core.encryption import AESGCMCodec
+from agent_runtime_core.errors import IllegalTransition, InvalidArgument, StorageCorrupt, UnknownEncryptionKey
 from agent_runtime_core.persistence import Conversation, Scope
 from agent_runtime_core.persistence.documents.base import Collection, Entry
 from agent_runtime_core.runner.erasure import BLANK
 from agent_runtime_core.status import RunStatus
 from tests.support import erasure as store
 from tests.support.backends import backends
+from tests.support.codec import KEY
 from tests.support.erasure import Owner
 from tests.support.runs import Script
+
+pytest.importorskip("cryptography")
 
 CONFIG = RunnerConfig(max_retries=1, park_after=0)
 Raw = Callable[[], bytes]
@@ -309,6 +313,28 @@ async def test_a_wrong_target_is_rejected(wrong: dict[str, Any], message: str) -
     async with AgentRunner.open("memory://") as runner:
         with pytest.raises(InvalidArgument, match=message):
             await runner.erase(**wrong)
+
+
+@pytest.mark.parametrize("kind", ["tenant", "conversation of a tenant", "run of a tenant"])
+@pytest.mark.parametrize("codec", [None, AESGCMCodec({"other": KEY}, "other")], ids=["none", "other"])
+async def test_without_the_key_of_encrypted_contents_nothing_changes(
+    tmp_path: Path, kind: str, codec: AESGCMCodec | None
+) -> None:
+    url, anna = str(tmp_path / "runs.db"), Owner("anna", "annas")
+    configure(payload_codec=AESGCMCodec({"k": KEY}, "k"))
+    async with opened(url) as runner:
+        await store.store_runs(runner, anna)
+        before = await runner.erase(**TARGETS[kind](anna), dry_run=True)
+    configure(payload_codec=codec)
+    async with opened(url) as runner:
+        with pytest.raises((UnknownEncryptionKey, StorageCorrupt)):
+            await runner.erase(**TARGETS[kind](anna))
+    configure(payload_codec=AESGCMCodec({"k": KEY}, "k"))
+    async with opened(url) as runner:
+        assert (await runner.erase(**TARGETS[kind](anna), dry_run=True)).counts() == before.counts()
+        assert (await runner.erase(**TARGETS[kind](anna))).counts() == before.counts()
+        again = await runner.execute("speaker", anna.run, {"owner": "anna"}, tenant=anna.tenant)
+        assert "'pay' was already done" in str(again.error)
 
 
 async def test_without_stores_only_runs_are_erased_and_there_is_no_record() -> None:

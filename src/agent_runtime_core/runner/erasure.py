@@ -30,7 +30,7 @@ from ..persistence.document_stores.conversations import read_back
 from ..persistence.documents.base import Collection, Document, DocumentStore, UndecodedCollection
 from ..persistence.manager import PersistenceManager
 from ..persistence.models import AuditEntry, AuditEventType, Conversation, ConversationMessage
-from ..queue.records import LIVE, RowChanged, RunFilter, RunRow
+from ..queue.records import LIVE, RowChanged, RunFilter, RunRow, unreadable
 from ..state.base import CHILD, ERASED, MEMBER, EffectRow, erased_effect
 from .backends import Backends
 from .retention import forget
@@ -237,7 +237,12 @@ class _Erasing:
 
         Raises:
             IllegalTransition: A run is live, and `cancel` is not set. Nothing was changed.
+            UnknownEncryptionKey: This process cannot read a run, so it cannot find what belongs to it.
         """
+        for row in rows:
+            now = await self._queue.row(row.run_id)
+            if now is not None and (error := unreadable(now)) is not None:
+                raise error
         live = [row for row in rows if row.status in LIVE]
         self.done.live += len(live)
         if live and not cancel:
