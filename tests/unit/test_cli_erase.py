@@ -10,7 +10,7 @@ import pytest
 
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from tests.support.command_line import Commands
 from tests.support.runs import Script
 
@@ -52,7 +52,7 @@ def filled(url: str, *runs: tuple[str, str, str | None]) -> None:
         registry = Registry()
         registry.register(Script(pays, "pays"))
         registry.register(Script(waits, "waits"))
-        async with AgentRunner.open(url, registry=registry) as runner:
+        async with AgentRunner.open(url, registry=registry, config=RunnerConfig(park_after=0)) as runner:
             for agent, key, tenant in runs:
                 about = {"messages": [{"role": "user", "content": "hi"}], "conversation_id": f"room of {key}"}
                 await runner.submit(agent, about, run_id=key, tenant=tenant)
