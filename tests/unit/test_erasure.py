@@ -315,6 +315,31 @@ async def test_a_wrong_target_is_rejected(wrong: dict[str, Any], message: str) -
             await runner.erase(**wrong)
 
 
+async def test_runs_that_are_submitted_again_each_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened("memory://") as runner:
+        runner.registry.register(Script(reply, "reply"))
+        await runner.execute("reply", "r", tenant="a")
+        engine: Any = runner.queue.commits
+        commit, times = engine.commit, 20
+
+        async def submitting(guard: Any, ops: Any) -> Any:
+            nonlocal times
+            found = await commit(guard, ops)
+            if any(op.name == "queue.delete" for op in ops) and times:
+                times -= 1
+                await runner.execute("reply", "r", tenant="a")
+            return found
+
+        monkeypatch.setattr(engine, "commit", submitting)
+        found = await runner.erase(tenant="a")
+        assert found.left == {
+            "run 'r'": "was not erased, because it is submitted again each time, or its row is damaged"
+        }
+        times = 3
+        found = await runner.erase(tenant="a")
+        assert (found.left, found.runs) == ({}, 4)
+
+
 @pytest.mark.parametrize("kind", ["tenant", "conversation of a tenant", "run of a tenant"])
 @pytest.mark.parametrize("codec", [None, AESGCMCodec({"other": KEY}, "other")], ids=["none", "other"])
 async def test_without_the_key_of_encrypted_contents_nothing_changes(

@@ -38,6 +38,7 @@ from .retention import forget
 #: In place of the text of a message whose run was erased, in a conversation that stays.
 BLANK: Final = "(erased)"
 _PAGE: Final = 200  # runs, events or documents in one read
+_ROUNDS: Final = 5  # looks for runs that were submitted while others were erased
 _PART: Final = 100  # documents in one commit
 _UUID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OF_TENANT: Final = re.compile("tenant:([0-9]+):")
@@ -130,9 +131,13 @@ async def erase(
     await work.audit("erasure started")
     async with work.overwriting():
         await work.erase(tree)
-        while tree := await work.find():  # submitted since
+        for _ in range(_ROUNDS):
+            if not (tree := await work.find()):  # else they were submitted since
+                break
             await work.end(tree, cancel=cancel)
             await work.erase(tree)
+        else:
+            work.name_left(await work.find())
     await work.compact(compact)
     await work.audit("erasure finished", work.done.counts())
     return work.done
@@ -172,6 +177,11 @@ class _Erasing:
             if row.parent_id not in (None, *found) and (parent := await self._queue.row(row.parent_id or "")):
                 self._leave(parent, f"has the result of its child run {_name(row)!r}")
         return rows
+
+    def name_left(self, rows: Iterable[RunRow]) -> None:
+        """Name runs that are still stored."""
+        for row in rows:
+            self._leave(row, "was not erased, because it is submitted again each time, or its row is damaged")
 
     def _leave(self, row: RunRow, why: str) -> None:
         self.done.left[f"run {_name(row)!r}"] = why

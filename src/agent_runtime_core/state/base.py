@@ -303,7 +303,7 @@ class StateStore(Backend):
     * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
       large, may be left out if the `info` has a key "end".
     * "state" (run_id): a StateRow.
-    * "effects" (origin, key, digests): the rows of one effect.
+    * "effects" (origin, key, digests): the rows of one effect, with that key or with `erased_key(key)`.
     """
 
     payload_fields = FIELDS
