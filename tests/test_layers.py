@@ -132,7 +132,7 @@ ROWS: dict[str, list[str]] = {
     "runner": [
         "backends backpressure conversation_history run_watcher settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
-        "cancellation claim outcomes run_recorder",
+        "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
         "execution",
@@ -183,7 +183,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "backup check conformance control doctor inspect parser reencrypt runs submit tenants worker",
+        "backup check conformance control doctor erase inspect parser reencrypt runs submit tenants worker",
         "completion main serve",
     ],
 }

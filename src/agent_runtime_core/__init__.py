@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from .persistence import ToolCall as ToolCall
     from .persistence import ToolResult as ToolResult
     from .persistence import configure_persistence as configure_persistence
+    from .persistence import conversation_uuid as conversation_uuid
     from .persistence import get_persistence_manager as get_persistence_manager
     from .registry import clear_registry as clear_registry
     from .registry import get_runtime as get_runtime
@@ -162,7 +163,8 @@ else:
         ".loop": "CancellationToken TurnState agent_tool run_turn_loop",
         ".persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
         "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore "
-        "Scope Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence get_persistence_manager",
+        "Scope Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence conversation_uuid "
+        "get_persistence_manager",
         ".registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
         ".runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig open_run open_run_sync",
         ".status": "RunStatus StepStatus",

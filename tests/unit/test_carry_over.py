@@ -75,7 +75,9 @@ async def found_whole(project: Path, scope: Scope = Scope.PROJECT, *, messages: 
     assert [await memory.get(key, scope) for key in ("a/b", "theme")] == ["slash", {"dark": True}]
     assert await preferences.get_all(scope) == {"language": "de", "$": ["x", None]}
     conversations = Conversations(project)
-    talk, other = await conversations.list_conversations(scope)
+    talk, other = [await conversations.get(each.id, scope) for each in await conversations.list_conversations(scope)]
+    assert talk is not None
+    assert other is not None
     assert (talk.id, other.id) == (UUID(TALK), UUID(OTHER))
     sent = [each.id for each in talk.messages]
     assert sent == [UUID(id_of(number)) for number in range(1, messages + 1)]

@@ -77,7 +77,7 @@ async def test_each_tenant_continues_its_own_conversation(url: str) -> None:
         for tenant, asked in zip(TENANTS, agent.asked[3:], strict=True):
             assert asked == [f"one of {tenant}", f"answer to one of {tenant}", f"two of {tenant}"]
             store = runner.persistence.for_tenant(tenant).conversations
-            assert [len(each.messages) for each in await store.list_conversations()] == [4]
+            assert [len(await store.get_messages(each.id)) for each in await store.list_conversations()] == [4]
 
 
 async def test_the_omitted_history_of_a_result_is_read_from_the_tenants_conversation(url: str) -> None:

@@ -42,7 +42,8 @@ async def test_turns_of_tenants_with_one_id_do_not_meet(place: Path | None, remo
             store = house.stores.for_tenant(tenant)
             assert len(await store.memory.list_keys()) == 1
             [conversation] = await store.conversations.list_conversations()
-            assert [each.content for each in conversation.messages] == [f"add {number} and 30", str(number + 30)]
+            messages = await store.conversations.get_messages(conversation.id)
+            assert [each.content for each in messages] == [f"add {number} and 30", str(number + 30)]
         for each in await _published(manager.topics, *TOPICS):
             assert each.turn_id == turns[each.tenant].id
             assert each.to_dict().get("tenant", "none") == (each.tenant or "none")

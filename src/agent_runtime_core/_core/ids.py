@@ -139,6 +139,17 @@ def conversation_id(value: object) -> UUID | None:
         return UUID(hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
+def conversation_name(value: object) -> str | None:
+    """Return the text with which a run names its conversation; None for a UUID, nothing, or text no store can keep."""
+    if not isinstance(value, str) or not value or HALF.search(value):
+        return None
+    try:
+        UUID(value)
+    except ValueError:
+        return plain(value)
+    return None
+
+
 @lru_cache(1024)
 def known_uuid(stored: str) -> UUID:
     """Return the UUID of a stored run id. Cached, because one run needs it several times."""

@@ -435,8 +435,12 @@ class GuardedStep:
         return None
 
     def _can_reuse(self, other: EffectRow) -> bool:
-        """Return whether the policy of the run is to use the result of that row, and it has these arguments."""
-        if self.journal.view.effects_policy != "reuse" or other.status != HAPPENED or other.digest != self.digest:
+        """Return whether the policy of the run is to use the result of that row, and it has these arguments.
+
+        A row whose run was erased has no result.
+        """
+        wanted = self.journal.view.effects_policy == "reuse" and other.status == HAPPENED
+        if not wanted or other.digest != self.digest or other.result is None:
             return False
         if isinstance(other.result, Undecoded):
             raise other.result.error

@@ -476,6 +476,7 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
         "doctor --url agents.db", [store],
     )  # fmt: skip
+    _add_erase(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
     conforming = _command(
@@ -539,6 +540,32 @@ def _add_backup(
         "store", nargs="?", metavar="STORE", help="SQLite file or URL of the store; default: AGENT_RUNTIME_BACKEND_URL"
     )
     where.add_argument("--url", help="another way to name STORE")
+
+
+def _add_erase(commands: Any, plain: argparse.ArgumentParser) -> None:
+    erasing = _command(
+        commands, "erase", ".erase:erase", "erase what a tenant, a conversation or runs have stored",
+        """erase agents.db --tenant acme --dry-run
+erase agents.db --conversation "room 7" --cancel
+erase agents.db --run order-7 --run order-8 --tenant acme""", [plain],
+        "Erase runs with their child runs, forks, journals, events and messages, and the documents that belong to the "
+        "tenant or\nname the conversation or a run. The digests of guarded steps stay, so that no effect happens a "
+        "second time. The command\nmay be interrupted, and run again.",
+    )  # fmt: skip
+    add = erasing.add_argument
+    where = erasing.add_mutually_exclusive_group()
+    where.add_argument(
+        "store", nargs="?", metavar="STORE", help="SQLite file or URL of the store; default: AGENT_RUNTIME_BACKEND_URL"
+    )
+    where.add_argument("--url", help="another way to name STORE")
+    add("--tenant", type=tenant, metavar="TENANT",
+        help="all of this tenant; with --conversation or --run, the tenant whose names these are")  # fmt: skip
+    add("--conversation", metavar="ID", help="the conversation with this name or id, and its forks")
+    add("--run", action="append", default=[], metavar="RUN", help="the run with this id or key; repeatable")
+    add("--cancel", action="store_true", help="cancel live runs and wait for their end (default: refuse)")
+    add("--dry-run", action="store_true", help="only print the counts")
+    add("--compact", action="store_true",
+        help="write a SQLite file of more than 64 MiB again too, so that its free pages hold no old text")  # fmt: skip
 
 
 def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from .._core.clock import SYSTEM, aware
 from .._core.codec.json import decode_dict
@@ -23,8 +23,18 @@ from ..errors import StorageCorrupt, UnserialisableResult
 AGENT_MARK: Final = "agent:"  # begins the id of an event that `Event.from_agent` is about
 PAGE_BYTES: Final = 262_144  # most bytes of payloads in a page of several events
 
+#: The topics of turns. Each is stored as one log, which belongs to no run.
+TOPICS: Final = ("agent.turns", "agent.steps", "agent.step_results", "agent.audit")
+# The ids of these logs derive from it: with another one, stored topics would not be found.
+_TOPIC_LOGS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
+
 _new = object.__new__
 _PAYLOAD = itemgetter(2)
+
+
+def topic_log(topic: str) -> UUID:
+    """Return the id of the log of a topic."""
+    return uuid5(_TOPIC_LOGS, topic)
 
 
 def _now() -> datetime:

@@ -10,8 +10,8 @@ from agents.items import TResponseInputItem
 from agents.memory import SessionABC
 
 from .._core.codec.json import decode, encode
+from .._core.ids import conversation_id, conversation_name
 from .._core.validation import must
-from .._execution.context import conversation_id
 from ..interfaces import RunContext
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import chat_of, message_of
@@ -53,6 +53,8 @@ class ConversationSession(SessionABC):
             raise must("session_id", "name a conversation", session_id, "Pass one, or give the run a conversation_id")
         self.session_id: str = str(found)
         self._id = found
+        named = session_id or getattr(ctx, "input", {}).get("conversation_id")
+        self._name = conversation_name(named)
         self._store = store
         self._scope = scope
 
@@ -79,7 +81,7 @@ class ConversationSession(SessionABC):
             ctx, store = current_run(), self._open()
             conversation = await store.get(self._id, self._scope)
             if conversation is None:
-                conversation = Conversation(id=self._id)
+                conversation = Conversation(id=self._id, name=self._name)
                 await store.save(conversation, self._scope)
             messages = list(_messages_of(items, conversation.active_branch_id))
             if ctx is not None and ctx.idempotency_key is not None:

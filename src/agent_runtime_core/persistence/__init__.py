@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .manager import PersistenceConfig as PersistenceConfig
     from .manager import PersistenceManager as PersistenceManager
     from .manager import configure_persistence as configure_persistence
+    from .manager import conversation_uuid as conversation_uuid
     from .manager import get_persistence_manager as get_persistence_manager
     from .manager import open_document_store as open_document_store
     from .message_tree import Branch as Branch
@@ -91,8 +92,8 @@ else:
             ".base.tasks": "TaskStore",
             ".documents.base": "Collection Document DocumentMissing DocumentStore Entry Query VersionConflict",
             ".documents.operations": "DocumentTransaction document_operations document_replays",
-            ".manager": "PersistenceConfig PersistenceManager configure_persistence get_persistence_manager "
-            "open_document_store",
+            ".manager": "PersistenceConfig PersistenceManager configure_persistence conversation_uuid "
+            "get_persistence_manager open_document_store",
             ".message_tree": "Branch BrokenHistory",
             ".models": "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord "
             "ErrorSeverity Fact FactType Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall "

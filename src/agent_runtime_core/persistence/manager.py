@@ -17,7 +17,7 @@ from uuid import UUID
 
 from .._core.arguments import checked_tenant
 from .._core.clock import SYSTEM
-from .._core.ids import conversation_id as conversation_uuid
+from .._core.ids import conversation_id as id_of_conversation
 from .._core.ids import new_ulid
 from .._core.lazy_import import load, load_scheme
 from .._core.validation import Shown, must, type_name, unknown
@@ -329,8 +329,6 @@ class PersistenceManager:
             NotSupported: The conversation store has no method `for_tenant`.
         """
         named = conversation_uuid(conversation_id)
-        if named is None:
-            raise must("conversation_id", "not be empty", conversation_id)
         ours, theirs = self.conversations, self.for_tenant(tenant).conversations
         if ours is theirs:
             raise must("tenant", "be the tenant that gets the conversation", tenant)
@@ -370,6 +368,26 @@ class PersistenceManager:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def conversation_uuid(name: UUID | str, tenant: str | None = None) -> UUID:
+    """Return the id of the conversation that runs name in their input as `conversation_id`.
+
+    A UUID, or a string that is one, is the id. Any other string always has the same id.
+
+    Args:
+        name: The name.
+        tenant: The tenant. It is only checked: the conversations of each tenant are stored apart, and those of two
+            tenants with the same name have the same id.
+
+    Raises:
+        InvalidArgument: The name is empty or no string, or the name of the tenant is not valid.
+    """
+    checked_tenant(tenant)
+    found = id_of_conversation(name) if isinstance(name, str | UUID) else None
+    if found is None:
+        raise must("the name of a conversation", "be a non-empty string or a UUID", name)
+    return found
 
 
 class _TenantManager(PersistenceManager):

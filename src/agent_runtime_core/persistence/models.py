@@ -141,7 +141,11 @@ Message = ConversationMessage
 
 @dataclass(kw_only=True)
 class Conversation:
-    """A conversation with the messages of all its branches, in order of arrival."""
+    """A conversation with the messages of all its branches, in order of arrival.
+
+    Attributes:
+        name: The `conversation_id` of its first run, if that is not a UUID. `conversation_uuid(name)` is its `id`.
+    """
 
     id: UUID = field(default_factory=new_id)
     title: str | None = None
@@ -153,6 +157,7 @@ class Conversation:
     summary: str | None = None
     parent_conversation_id: UUID | None = None
     active_branch_id: UUID | None = None
+    name: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -100,6 +100,8 @@ class MemoryTransitions(RunTransitions):
 
     def drop(self, row: RunRow) -> None:
         tables = self.tx.tables
+        if row.concurrency_key is not None and self.next_in_group(row.concurrency_key, row.tenant) is None:
+            self.tx.drop(tables["behind"], (row.concurrency_key, row.tenant))
         for table in ("runs", "mail"):
             self.tx.drop(tables[table], row.run_id)
         if row.idem_key is not None:

@@ -161,12 +161,24 @@ ops['queue.reopen'] = function(run, statuses, at)
   return told(save(enter(row)))
 end
 
+-- Deletes the names that are listed for a tenant, if it has no run any more.
+local function forget_tenant(tenant)
+  local agents = owned(P .. 'agents', tenant)
+  for _, agent in ipairs(call('SMEMBERS', agents)) do
+    for _, status in ipairs(STATUSES) do
+      if call('EXISTS', owned(P .. 'state:' .. status .. ':' .. agent, tenant)) == 1 then return end
+    end
+  end
+  call('DEL', agents, owned(P .. 'words', tenant))
+end
+
 ops['queue.delete'] = function(run, generation, n)
   local row = get(run)
   if row then
     if LIVE[row[STATUS]] or row[GENERATION] ~= generation or row[N] ~= n then refuse('MOVED') end
     drop(row)
     fence(run, nil)
+    if row[TENANT] ~= '' then afters[#afters + 1] = function() forget_tenant(row[TENANT]) end end
   end
   return null
 end

@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 from .._core.arguments import SYSTEM_ROLES, are_mappings
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, encode
+from .._core.ids import conversation_name
 from .._core.log import about_run, log
 from .._core.validation import Shown, must
 from .._execution.context import Context
@@ -52,6 +53,7 @@ class ConversationHistory:
         self.clock: Clock = clock
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
+        self._name = conversation_name(row.conversation)
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._number = row.arrival  # distinguishes the run from a deleted one with the same id
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
@@ -187,7 +189,8 @@ class ConversationHistory:
         if self._saved_before and (stored := await self.store.get(self.conversation_id)) is not None:
             self._match(stored.messages, messages)
         if not self._stored and await self.store.get(self.conversation_id) is None:
-            await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
+            conversation = Conversation(id=self.conversation_id, agent_key=self.agent, name=self._name)
+            await self.store.save(conversation)
         added = await self.store.append(self.conversation_id, messages)
         if not self._saved_before and added in (None, len(messages)):
             return

@@ -23,7 +23,7 @@ from .._engines.payloads import Payloads
 from .._journal.record import TOGETHER, Record, decode_record, encode_record
 from ..errors import StorageCorrupt, UnknownEncryptionKey
 from ..events.event import EventRows, StoredEvent, sequence_after
-from ..persistence.documents.base import Collection, Document, DocumentStore
+from ..persistence.documents.base import Collection, DocumentStore, UndecodedCollection
 from ..persistence.manager import open_document_store
 from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
 from ..state.base import CALLED, CHILD, MEMBER, EffectRow
@@ -395,13 +395,6 @@ def _each(backend: Backend, name: str, *before: Any) -> Commit:
     return commit
 
 
-class _Stored(Collection):
-    """Documents as they are stored."""
-
-    def _decoded(self, found: Iterable[Document]) -> list[Document]:
-        return [*found]
-
-
 class _Documents:
     """Encodes the documents of all kinds in all spaces of a store again."""
 
@@ -422,7 +415,7 @@ class _Documents:
                 result.not_supported[self._name] = "an earlier release has not stored the long name of a space"
                 continue
             try:
-                await self._reencrypt_kind(_Stored(documents, space, kind))
+                await self._reencrypt_kind(UndecodedCollection(documents, space, kind))
             except StorageCorrupt as error:
                 result.unreadable[f"documents {space}/{kind}"] = str(error)
 

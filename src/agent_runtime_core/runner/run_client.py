@@ -54,6 +54,7 @@ from .settings import RunInfo, RunnerConfig, no_messages_reason, run_filter
 if TYPE_CHECKING:
     from ..persistence.documents.base import DocumentStore
     from ..persistence.manager import PersistenceManager
+    from .erasure import Erasure
 
 
 def _manager(name: str) -> Any:
@@ -672,6 +673,43 @@ class RunClient:
             f"cannot delete run {str(run_id)!r}: it {status_words(row.status)}. Cancel it first with "
             "runner.cancel(run_id)"
         )
+
+    async def erase(
+        self, *, tenant: str | None = None, conversation: UUID | str | None = None,
+        run_ids: UUID | str | Sequence[UUID | str] = (), cancel: bool = False, dry_run: bool = False,
+        compact: bool | None = None,
+    ) -> Erasure:  # fmt: skip
+        """Erase what a tenant, a conversation or runs have stored, with the child runs and forks of the runs.
+
+        Runs are erased with their journals, events, messages and results in the ledger of effects, whose digests stay.
+        So are documents that belong to the tenant, or that name the conversation or a run. A call that was interrupted
+        can be repeated. The audit store gets a record without contents.
+
+        Args:
+            tenant: The tenant. Alone, all of it is erased. With `conversation` or `run_ids`, these are names within it.
+            conversation: The conversation, by its name or its id, with its forks and their runs.
+            run_ids: The runs. In a conversation that stays, their messages get another text.
+            cancel: Cancel live runs, and wait until they have ended.
+            dry_run: Only count.
+            compact: Write a SQLite file again afterwards, so that its free pages have no text of before. No process can
+                write to it in that time, so by default (None) this is not done for a file of more than 64 MiB.
+
+        Returns:
+            The counts, and what is left.
+
+        Raises:
+            IllegalTransition: A run is live, and `cancel` is not set. Nothing was erased.
+            InvalidArgument: Nothing to erase is named, or a name is not valid.
+        """
+        if not dry_run:
+            self._require_writable()
+        stores, module = self.document_stores(), cast(Any, load(".erasure", package=__package__))
+        manager = self.persistence if stores or self._stores is not None else None
+        place = module.StoreParts(
+            self.backends, stores, manager, self._fenced_stores(), partial(self.cancel, wait=True)
+        )
+        found = await module.erase(place, tenant, conversation, run_ids, cancel, dry_run, compact)
+        return cast("Erasure", found)
 
     async def fork(
         self,

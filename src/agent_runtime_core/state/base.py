@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from uuid import UUID
 
 from .._core.clock import SYSTEM, Clock
-from .._core.codec.json import decode_dict, encode_as
+from .._core.codec.json import decode_dict, digest, encode_as
 from .._core.former_names import keep_former_names
 from .._core.ids import stored_id, unbroken
 from .._core.validation import must
@@ -105,6 +105,7 @@ APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
 TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
 MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
 CHILD: Final = "child"  # no effect: the lineage of a child, of which this lineage is a member
+ERASED: Final = "erased"  # in place of the run id of a member that never leaves: the lineage has rows of erased runs
 CALLED: Final = "called"  # a child of this lineage has started the effect, in the lineage that `result` names
 
 
@@ -127,6 +128,16 @@ class EffectRow(NamedTuple):
 
 
 keep_former_names(EffectRow, n="arrival")
+
+
+def erased_key(key: str) -> str:
+    """Return the key under which a store has an effect whose run was erased: a digest. The effect is found by both."""
+    return f"#{digest(key)}" if "\t" in key else key
+
+
+def erased_effect(row: EffectRow) -> EffectRow:
+    """Return what remains of an effect whose run is erased, so that no run repeats it. Of a call, only ids remain."""
+    return row._replace(key=erased_key(row.key), result=row.result if row.status == CALLED else None)
 
 
 def rows_of_run(there: Sequence[EffectRow], row: EffectRow, others: Sequence[str] = ()) -> list[EffectRow]:
@@ -292,7 +303,7 @@ class StateStore(Backend):
     * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
       large, may be left out if the `info` has a key "end".
     * "state" (run_id): a StateRow.
-    * "effects" (origin, key, digests): the rows of one effect.
+    * "effects" (origin, key, digests): the rows of one effect, with that key or with `erased_key(key)`.
     """
 
     payload_fields = FIELDS

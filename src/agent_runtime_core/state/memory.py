@@ -9,7 +9,7 @@ from .._engines.backend import MemoryBackend, OperationSets, Reads
 from .._engines.base import Op
 from .._engines.memory import MemoryTx
 from .._journal import memory as journal
-from .base import EffectRow, StateOperations, StateRow, StateStore, rows_of_other_runs, same_digest
+from .base import EffectRow, StateOperations, StateRow, StateStore, erased_key, rows_of_other_runs, same_digest
 
 _CLEAR = "state.clear"
 
@@ -31,17 +31,21 @@ def put(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 
 def drop(tx: MemoryTx, row: EffectRow, others: Sequence[str] = ()) -> None:
-    rows = tx.tables["effects"].get(row.origin, {}).get(row.key, {})
+    by_key = tx.tables["effects"].get(row.origin, {})
+    rows = by_key.get(row.key, {})
     for digest in (row.digest, *others):
         if left := rows_of_other_runs(rows.get(digest, ()), row):
             tx.put(rows, digest, left)
         else:
             tx.drop(rows, digest)
+    if not rows:
+        tx.drop(by_key, row.key)
 
 
 def effects(tx: MemoryTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
-    rows: dict[str, list[EffectRow]] = tx.tables["effects"].get(origin, {}).get(key, {})
-    return [row for digest, found in rows.items() if same_digest(digest, digests) for row in found]
+    of_origin: dict[str, dict[str, list[EffectRow]]] = tx.tables["effects"].get(origin, {})
+    by_digest = [each for name in {key: 0, erased_key(key): 0} for each in of_origin.get(name, {}).items()]
+    return [row for digest, found in by_digest if same_digest(digest, digests) for row in found]
 
 
 def effect_keys(tx: MemoryTx, origin: str) -> list[tuple[str, str]]:

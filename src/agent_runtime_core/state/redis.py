@@ -12,7 +12,7 @@ from .._engines.payloads import marked_key
 from .._engines.redis.engine import RedisBackend, RedisEngine
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
-from .base import EffectExists, EffectRow, StateRow, StateStore
+from .base import EffectExists, EffectRow, StateRow, StateStore, erased_key
 
 
 def _checkpoint(run_id: str, text: str, mark: str | None, now: float) -> tuple[Any, ...]:
@@ -30,8 +30,9 @@ def _effect(row: EffectRow, others: Sequence[str] = ()) -> tuple[Any, ...]:
 
 def _digests(key: str, digests: Sequence[str]) -> tuple[Any, ...]:
     """Encode the digests of an effect: as fields of the hash, how these begin, and the marks of their keys."""
-    marks = tuple(marked_key(each) for each in digests)
-    return tuple(compact((key, each)) for each in digests), compact((key, ""))[:-2], marks
+    keys, marks = dict.fromkeys((key, erased_key(key))), tuple(marked_key(each) for each in digests)
+    fields = tuple(compact((each, digest)) for each in keys for digest in digests)
+    return fields, tuple(compact((each, ""))[:-2] for each in keys), marks
 
 
 def _run(row: EffectRow) -> str:

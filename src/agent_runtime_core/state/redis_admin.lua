@@ -37,8 +37,9 @@ end
 -- field "marks" has the marks of all keys that made digests of the lineage, so that only a caller that lacks one of them
 -- has to look at all fields.
 --
--- Callers pass the digests of an effect as {fields, prefix, marks}: the names of the fields, how all fields of the same
--- key begin, and the mark of the key of each digest, "" for a plain digest.
+-- Callers pass the digests of an effect as {fields, prefixes, marks}: the names of the fields, how all fields of the same
+-- effect begin, and the mark of the key of each digest, "" for a plain digest. An effect has a second key, which is a
+-- digest of the first one: under that key a store has the effect of a run that was erased.
 
 local MARKS, MEMBERS, CHILDREN = 'marks', '["",""]', '["","child"]'
 
@@ -80,11 +81,12 @@ local function same_effect(origin, digests)
   local fields, unknown = {unpack(digests[1])}, false
   for _, mark in ipairs(effects(origin, MARKS)) do unknown = unknown or not has(digests[3], mark) end
   if unknown then
-    local prefix = digests[2]
     for _, field in ipairs(call('HKEYS', P .. 'effects:' .. origin)) do
-      local digest = field:sub(1, #prefix) == prefix and field:sub(#prefix + 1) or ''
-      local mark = digest:match('^h%.[^.]*%.') or digest:match('^h%.')
-      if mark and not has(digests[3], mark) then fields[#fields + 1] = field end
+      for _, prefix in ipairs(digests[2]) do
+        local digest = field:sub(1, #prefix) == prefix and field:sub(#prefix + 1) or ''
+        local mark = digest:match('^h%.[^.]*%.') or digest:match('^h%.')
+        if mark and not has(digests[3], mark) then fields[#fields + 1] = field end
+      end
     end
   end
   return fields
@@ -165,7 +167,7 @@ ops['effect.leave'] = function(origin, run)
   local leaving, at = {{origin, run}}, 1
   while leaving[at] do
     local left, member = unpack(leaving[at])
-    keep_effect(left, {{MEMBERS}, '', {''}}, member)
+    keep_effect(left, {{MEMBERS}, {}, {''}}, member)
     if #effects(left, MEMBERS) == 0 then
       for _, child in ipairs(effects(left, CHILDREN)) do leaving[#leaving + 1] = {child[1], left} end
       write('DEL', P .. 'effects:' .. left)

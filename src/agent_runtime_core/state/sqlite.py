@@ -11,7 +11,7 @@ from .._engines.base import always
 from .._engines.payloads import unknown_digests
 from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
-from .base import EffectRow, StateOperations, StateRow, StateStore, damaged
+from .base import EffectRow, StateOperations, StateRow, StateStore, damaged, erased_key
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
@@ -31,7 +31,7 @@ MIGRATIONS = (
 
 _EFFECT = "origin, key, digest, run_id, status, result, t, n"  # the fields of an EffectRow
 _PUT = f"INSERT OR REPLACE INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?)"
-_OF_KEY = "FROM arc_effects WHERE origin = ? AND key = ?"
+_OF_KEY = "FROM arc_effects WHERE origin = ? AND key IN (?, ?)"  # also the form that it has after its run was erased
 _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
@@ -69,7 +69,11 @@ def drop(tx: SQLiteTx, row: EffectRow, others: Sequence[str] = ()) -> None:
 
 def _delete(tx: SQLiteTx, row: EffectRow, digests: Sequence[str]) -> None:
     for digest in digests:
-        tx.execute(f"DELETE {_OF_RUN}", (row.origin, row.key, digest, row.run_id, row.arrival))
+        tx.execute(f"DELETE {_OF_RUN}", (row.origin, *_keys(row.key), digest, row.run_id, row.arrival))
+
+
+def _keys(key: str) -> tuple[str, str]:
+    return key, erased_key(key)
 
 
 def _drop_lineage(tx: SQLiteTx, origin: str) -> None:
@@ -78,8 +82,8 @@ def _drop_lineage(tx: SQLiteTx, origin: str) -> None:
 
 def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
     # By ranges of the primary key: one key of a loop may have a row for each of many calls.
-    found = [view.execute(_SAME_DIGEST, (origin, key, each)) for each in digests]
-    found += [view.execute(_UNKNOWN_DIGEST, (origin, key, *limits)) for limits in unknown_digests(digests)]
+    found = [view.execute(_SAME_DIGEST, (origin, *_keys(key), each)) for each in digests]
+    found += [view.execute(_UNKNOWN_DIGEST, (origin, *_keys(key), *limits)) for limits in unknown_digests(digests)]
     return [EffectRow(*row) for rows in found for row in rows]
 
 

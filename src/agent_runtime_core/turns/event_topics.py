@@ -22,10 +22,10 @@ from .._core.validation import Shown, must, unknown
 from .._engines.base import Op
 from ..errors import InvalidArgument, InvalidTurn, RedactionFailed, brief
 from ..events.base import TRIM, EventBus
-from ..events.event import Event
+from ..events.event import TOPICS, Event, topic_log
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
-from .events import TOPICS, EventEnvelope, Payload, TurnEvent, invalid
+from .events import EventEnvelope, Payload, TurnEvent, invalid
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "delta": "result", "details": "event", "error": "error", "messages": "message", "metadata": "input",
@@ -83,8 +83,6 @@ def _has_form_of(value: Any, found: Any) -> bool:
     return not isinstance(value, str) or isinstance(found, str)
 
 
-# The ids of stored logs derive from this value: with another one, stored topics would not be found.
-_TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
 _TRIM_BATCH = 1000  # events deleted in one commit
 _LATENCIES = 1024  # last latencies of a topic, for percentiles
 
@@ -252,6 +250,8 @@ class EventPublisherSubscriber:
                         yield envelope
 
     def _read(self, topic: str, event: Event) -> EventEnvelope | None:
+        if not event.payload:  # it was erased
+            return None
         try:
             return EventEnvelope.from_dict(event.payload, event.sequence)
         except InvalidTurn as error:
@@ -362,7 +362,7 @@ class EventPublisherSubscriber:
         return topic
 
     def _log(self, topic: str) -> UUID:
-        return uuid5(_TOPICS, self._require_topic(topic))
+        return topic_log(self._require_topic(topic))
 
     def _consumer_id(self, topic: str, consumer: str) -> UUID:
         return uuid5(self._log(topic), f"consumer:{consumer}")

@@ -13,9 +13,9 @@ from .._core.arguments import checked_tenant
 from .._core.codec.typed import Policy, to_plain
 from .._core.validation import Shown, must, sentence, unknown
 from ..errors import InvalidArgument, InvalidTurn, UnserialisableResult
+from ..events.event import TOPICS as TOPICS
 
-TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
-TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
+TURNS, STEPS, RESULTS, AUDIT = TOPICS
 VERSION = 1
 
 _MAX_ID_LENGTH = 200

@@ -13,8 +13,9 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 from weakref import WeakSet
 
 from ..._core.clock import SYSTEM, Clock
@@ -46,6 +47,9 @@ FENCES = (
     # still has the file open must fail instead of using them.
     "ALTER TABLE arc_fence RENAME TO arc_carried",
 )
+
+
+_Made = TypeVar("_Made")
 
 
 class HasConnections(Protocol):
@@ -216,8 +220,8 @@ class SQLiteEngine(SharedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._notifier.listen(topic, wake)
 
-    async def compact(self, *, always: bool = False) -> None:
-        """Return the space of deleted rows to the file system.
+    async def compact(self, *, always: bool = False) -> bool:
+        """Return the space of deleted rows to the file system. Return whether that was done.
 
         No process can write during that time. So a file of more than 64 MiB is not compacted, unless `always` is set.
 
@@ -226,26 +230,46 @@ class SQLiteEngine(SharedEngine):
         """
         self._ensure_open()
         if not always and self._is_large():
-            return
+            return False
+        await self._alone(self.log.compact)
+        return True
+
+    async def set_secure_delete(self, mode: str) -> str:
+        """Choose what is overwritten of what this process deletes: "ON", "OFF" or "FAST". Return the mode before."""
+        return await self._alone(partial(self.log.set_secure_delete, mode))
+
+    async def empty_log(self) -> bool:
+        """Move all of the log to the file and truncate it. Return whether that was possible: no reader needed it."""
+        return await self._alone(partial(self.log.compact, only_log=True))
+
+    async def _alone(self, work: Callable[[], _Made]) -> _Made:
+        """Run a function that uses the connection, while no process writes; return what it returns.
+
+        Raises:
+            StorageBusy: It could not begin in time.
+        """
+        self._ensure_open()
         loop, timeout = asyncio.get_running_loop(), self.writer.committer.timeout
-        running, done = asyncio.Event(), loop.create_future()
+        running: asyncio.Event = asyncio.Event()
+        done: asyncio.Future[_Made] = loop.create_future()
         timed_out = False
 
         def job() -> None:
             error: BaseException | None = None
+            found: Any = None
             try:
                 with self.writer.exclusive():
                     if timed_out:
                         return
                     call_in_loop(loop, running.set)
-                    self.log.compact()
+                    found = work()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
             except OSError as cause:
                 error = storage_error(cause, self.path)
             except Exception as cause:  # noqa: BLE001 - raised to the caller
                 error = StorageError(f"{self.path}: {cause!r}")
-            call_in_loop(loop, answer, done, None, error)
+            call_in_loop(loop, answer, done, found, error)
             call_in_loop(loop, running.set)
 
         self.writer.run_job(job)
@@ -258,7 +282,7 @@ class SQLiteEngine(SharedEngine):
             raise StorageBusy(
                 f"{self.path} was in use for {timeout:g} s without a break, so it was not compacted. Try again later"
             ) from None
-        await done
+        return await done
 
     def _is_large(self) -> bool:
         with storage_errors(self.path):

@@ -38,6 +38,7 @@ WAIT_MS = 50  # how long a checkpoint waits for readers
 COMPACT_WAIT_MS = 3000
 _FRAME = 4096 + 24  # bytes of a page in the WAL
 _AHEAD, _MOST_AHEAD = 1 << 17, 1 << 18  # bytes by which it is extended: the first time, and later
+_SECURE_DELETE = ("OFF", "ON", "FAST")
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
 _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
@@ -111,14 +112,22 @@ class WriteAheadLog:
         finally:
             self._conn.execute("PRAGMA busy_timeout=0")
 
-    def compact(self) -> None:
-        """Return the space of deleted rows and of the log to the file system."""
+    def compact(self, *, only_log: bool = False) -> bool:
+        """Return the space of deleted rows and of the log to the file system, and whether the log is empty."""
         self._conn.execute(f"PRAGMA busy_timeout={COMPACT_WAIT_MS}")
         try:
-            self._conn.execute("VACUUM")
-            self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if not only_log:
+                self._conn.execute("VACUUM")
+            busy: int = self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            return not busy
         finally:
             self._conn.execute("PRAGMA busy_timeout=0")
+
+    def set_secure_delete(self, mode: str) -> str:
+        """Choose what SQLite overwrites of what this process deletes: "ON", "OFF" or "FAST". Return the mode before."""
+        before = _SECURE_DELETE[self._conn.execute("PRAGMA secure_delete").fetchone()[0]]
+        self._conn.execute(f"PRAGMA secure_delete={mode}")
+        return before
 
     def _extend(self, ahead: int) -> int:
         """Append `ahead` zero bytes and return the new size. The next commit flushes them."""

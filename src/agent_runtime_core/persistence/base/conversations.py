@@ -45,7 +45,7 @@ class ConversationStore(ABC):
     async def list_conversations(
         self, scope: Scope = Scope.PROJECT, limit: int = 100, offset: int = 0, agent_key: str | None = None
     ) -> list[Conversation]:
-        """Return conversations, the most recently changed first.
+        """Return conversations, the most recently changed first. The built-in stores leave `messages` empty.
 
         Args:
             scope: The scope to read.

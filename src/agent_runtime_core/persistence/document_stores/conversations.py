@@ -5,7 +5,6 @@ So an append is one small commit, regardless of the length of the conversation.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import datetime as _dt
@@ -42,7 +41,6 @@ from .base import (
 )
 
 _PAGE = 200
-_CONCURRENT_READS = 16  # conversations of a list whose messages are read concurrently
 
 
 class StoredConversations(DocumentBackedStore, ConversationStore):
@@ -113,24 +111,25 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def list_conversations(
         self, scope: Scope | None = None, limit: int | None = 100, offset: int = 0, agent_key: str | None = None
     ) -> list[Conversation]:
-        """Return conversations with their messages, the most recently changed first."""
+        """Return conversations without their messages, the most recently changed first.
+
+        No message is read: `messages` is empty. If you change a listed conversation and save it, its messages stay.
+        """
         if offset is None:
             raise must("offset", "be an integer of at least 0", None)
         check_count(limit, "limit")
         check_count(offset, "offset")
-        headers, messages = self._tables(scope)
         group = None if agent_key is None else group_of(agent_key)
-        found = await headers.find(group, descending=True, offset=offset, limit=limit)
-        semaphore = asyncio.Semaphore(_CONCURRENT_READS)
-
-        async def whole(header: Document) -> Conversation:
-            async with semaphore:
-                return await self._whole(header, messages)
-
-        return list(await asyncio.gather(*(whole(header) for header in found)))
+        headers = self._tables(scope)[0]
+        return [
+            await self._loaded_from(header, [])
+            for header in await headers.find(group, descending=True, offset=offset, limit=limit)
+        ]
 
     async def _whole(self, header: Document, messages: Collection) -> Conversation:
-        found = await messages.find(header.key)
+        return await self._loaded_from(header, await messages.find(header.key))
+
+    async def _loaded_from(self, header: Document, found: list[Document]) -> Conversation:
         conversation = read_back(header, await sliced(map(_message, found)))
         self._loaded.remember(conversation, LoadedState.of(header, dict(await sliced(map(stored_message, found)))))
         return conversation

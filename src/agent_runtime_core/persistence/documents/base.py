@@ -446,6 +446,13 @@ class Collection:
         return await retry_conflicts(f"{self.kind} {key!a:.60}", attempt)
 
 
+class UndecodedCollection(Collection):
+    """Documents as they are stored, for code that needs no key of the payload codec."""
+
+    def _decoded(self, found: Iterable[Document]) -> list[Document]:
+        return [*found]
+
+
 async def retry_conflicts(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Repeat `attempt` while it conflicts with another writer.
 

@@ -105,6 +105,7 @@ CONCERN = OperationSet(
         "documents.clear": clear,
         "documents.drop": drop,
         sqlite_fts.INDEX: sqlite_fts.index,
+        sqlite_fts.DISCARD: sqlite_fts.discard,
     },
     on(SQLiteWrites, APPLIED),
     tables.MIGRATIONS,
@@ -115,6 +116,7 @@ CONCERN = OperationSet(
         "documents.clear": always,
         "documents.drop": always,
         sqlite_fts.INDEX: always,
+        sqlite_fts.DISCARD: always,
     },
 )
 
@@ -237,6 +239,10 @@ class SQLiteDocuments(SQLiteBackend, DocumentStore):
 
     operation_sets: ClassVar[OperationSets] = (CONCERN,)
     reads: ClassVar[Reads] = {"get": get, "find": find, "words": words_of_kind, "kinds": kinds, "search": search}
+
+    async def discard_index(self) -> None:
+        """Delete the full-text index. The next search makes a new one."""
+        await self.commit(None, [Op(sqlite_fts.DISCARD)])
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..._engines.sqlite.transaction import SQLiteTx
 
-INDEX = "documents.index"
+INDEX, DISCARD = "documents.index", "documents.discard_index"
 ALL = 2**62
 STALE = -1
 CHUNK = 1_000_000  # characters that one commit indexes
@@ -129,6 +129,13 @@ def _indexed(tx: SQLiteTx, id_: int) -> bool:
 def _set_upto(tx: SQLiteTx, upto: int) -> None:
     tx.execute("INSERT OR REPLACE INTO arc_document_index_state VALUES (1, ?)", (upto,))
     tx.counters["documents.upto"] = upto
+
+
+def discard(tx: SQLiteTx) -> None:
+    """Delete the index, whose parts have the words of deleted documents until they are merged."""
+    if has_index():
+        tx.execute("DROP TABLE IF EXISTS arc_document_index")
+    _set_upto(tx, STALE)
 
 
 def index(tx: SQLiteTx, rebuild: bool) -> bool:
