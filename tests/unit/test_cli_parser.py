@@ -39,7 +39,7 @@ def test_the_parser_has_the_commands() -> None:
     assert set(COMMANDS) == {
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
-        "carry-over", "inspect", "serve", "backup", "verify", "reencrypt", "workers",
+        "carry-over", "inspect", "serve", "backup", "verify", "copy", "reencrypt", "workers",
         "tenant set",
     }  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 21 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 22 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

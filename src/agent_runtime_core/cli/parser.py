@@ -506,6 +506,19 @@ def _add_backup(commands: Any, plain: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     copying.add_argument("source", metavar="FILE", help="SQLite file of the runs")
     copying.add_argument("copy", metavar="COPY", help="the new file; only its owner can read it")
+    moving = _command(
+        commands, "copy", ".backup:copy", "move a store to another file or server",
+        "copy agents.db redis://localhost:6379/0\ncopy agents.db --undo", [plain],
+        "Move a store between SQLite and Redis: copy everything in FROM to the empty store TO, and refuse all later "
+        "writes\nto FROM. Stop the workers first. The command compares both stores at the end. It may be interrupted, "
+        "and run\nagain.",
+    )  # fmt: skip
+    moving.add_argument("source", metavar="FROM", help="SQLite file or URL of the old store")
+    moving.add_argument("target", nargs="?", metavar="TO", help="new SQLite file, or URL of an empty store")
+    moving.add_argument("--force", action="store_true",
+                        help="move the store although workers use it; steps that they execute are in doubt")  # fmt: skip
+    moving.add_argument("--undo", action="store_true",
+                        help="let FROM accept writes again after a copy that was not finished")  # fmt: skip
     checking = _command(
         commands, "verify", ".backup:verify", "read everything in a store, and say what is damaged",
         "verify agents.db", [plain],

@@ -45,17 +45,24 @@ class MemoryTransitions(RunTransitions):
         return self.get(self.tx.tables["keys"].get((idem_key, tenant), ""))
 
     def add(self, row: RunRow) -> RunRow:
-        tables, put = self.tx.tables, self.tx.put
-        row = row.with_values(arrival=tables["count"].get("", 0) + 1)
+        row = row.with_values(arrival=self.tx.tables["count"].get("", 0) + 1)
+        self.add_copied(row)
+        return row
+
+    def keep_arrival(self, last: int) -> None:
         # A rollback keeps the heap entries of the row, so it does not reset the counter. Otherwise these entries would
         # match the next row.
-        tables["count"][""] = row.arrival
+        count = self.tx.tables["count"]
+        count[""] = max(count.get("", 0), last)
+
+    def add_copied(self, row: RunRow) -> None:
+        tables, put = self.tx.tables, self.tx.put
+        self.keep_arrival(row.arrival)
         if row.idem_key is not None:
             put(tables["keys"], (row.idem_key, row.tenant), row.run_id)
         if row.parent_id is not None:
             put(tables["children"], row.parent_id, (*tables["children"].get(row.parent_id, ()), row.run_id))
         self.save(row)
-        return row
 
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
@@ -248,6 +255,11 @@ def _next_due(tx: MemoryTx) -> float | None:
     return None
 
 
+def _last_arrival(tx: MemoryTx) -> int:
+    last: int = tx.tables["count"].get("", 0)
+    return last
+
+
 def _processes(tx: MemoryTx) -> list[ProcessRow]:
     return [*tx.tables["processes"].values()]
 
@@ -266,6 +278,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
         "news": _news,
         "next_due": _next_due,
         "processes": _processes,
+        "last_arrival": _last_arrival,
     }
 
     keeps_processes = True

@@ -395,7 +395,7 @@ def _each(backend: Backend, name: str, *before: Any) -> Commit:
     return commit
 
 
-class _Stored(Collection):
+class Stored(Collection):
     """Documents as they are stored."""
 
     def _decoded(self, found: Iterable[Document]) -> list[Document]:
@@ -422,7 +422,7 @@ class _Documents:
                 result.not_supported[self._name] = "an earlier release has not stored the long name of a space"
                 continue
             try:
-                await self._reencrypt_kind(_Stored(documents, space, kind))
+                await self._reencrypt_kind(Stored(documents, space, kind))
             except StorageCorrupt as error:
                 result.unreadable[f"documents {space}/{kind}"] = str(error)
 

@@ -100,6 +100,13 @@ class RowCache:
         self.rows.clear()
 
 
+def own_fence(conn: sqlite3.Connection, key: str) -> str | None:
+    """Return the fence of a key that is stored in no row of an operation set."""
+    row = conn.execute("SELECT token FROM arc_carried WHERE key = ?", (key,)).fetchone()
+    token: str | None = row[0] if row else None
+    return token
+
+
 class ConnectionOwner(Protocol):
     """What a transaction needs from its engine."""
 
@@ -152,9 +159,7 @@ class SQLiteTx:
         for fence in self.engine.fences:
             if (held := fence(self, key)) is not None:
                 return held
-        row = self.execute("SELECT token FROM arc_carried WHERE key = ?", (key,)).fetchone()
-        token: str | None = row[0] if row else None
-        return token
+        return own_fence(self.conn, key)
 
     def held(self, key: str, token: str | None) -> None:
         """Cache a fence that an operation set has written to its own row."""
