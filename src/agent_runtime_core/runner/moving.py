@@ -395,8 +395,9 @@ class _Digests:
 
 
 def _copied(row: RunRow, shift: int) -> RunRow:
-    """Return a row for another store: without its lease, and due by the clock of that store."""
-    return row.with_values(holder="", lease_until=0.0, due_at=row.due_at + shift if row.due_at > 0 else 0.0)
+    """Return a row for another store: its lease has ended, and it is due by the clock of that store."""
+    lease_until, due_at = -1.0 if row.lease_until else 0.0, row.due_at + shift if row.due_at > 0 else 0.0
+    return row.with_values(holder="", lease_until=lease_until, due_at=due_at)
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[list[_Item]]:
