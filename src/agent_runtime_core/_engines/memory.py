@@ -106,8 +106,8 @@ class MemoryEngine(Engine):
         with self._lock:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
-            if (mark := tx.fenced(MARK)) is not None and (guard is None or guard.key != MARK):
-                raise moved(self.location, mark)
+            if MARK in self.tables["fence"] and (guard is None or guard.key != MARK):
+                raise moved(self.location, self.tables["fence"][MARK])
             results = []
             try:
                 for name, args in ops:

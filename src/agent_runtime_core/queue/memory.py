@@ -45,24 +45,26 @@ class MemoryTransitions(RunTransitions):
         return self.get(self.tx.tables["keys"].get((idem_key, tenant), ""))
 
     def add(self, row: RunRow) -> RunRow:
-        row = row.with_values(arrival=self.tx.tables["count"].get("", 0) + 1)
-        self.add_copied(row)
-        return row
-
-    def keep_arrival(self, last: int) -> None:
+        tables, put = self.tx.tables, self.tx.put
+        last = tables["count"].get("", 0)
+        if not row.arrival:
+            row = row.with_values(arrival=last + 1)
         # A rollback keeps the heap entries of the row, so it does not reset the counter. Otherwise these entries would
         # match the next row.
-        count = self.tx.tables["count"]
-        count[""] = max(count.get("", 0), last)
-
-    def add_copied(self, row: RunRow) -> None:
-        tables, put = self.tx.tables, self.tx.put
-        self.keep_arrival(row.arrival)
+        if row.arrival > last:
+            tables["count"][""] = row.arrival
         if row.idem_key is not None:
             put(tables["keys"], (row.idem_key, row.tenant), row.run_id)
         if row.parent_id is not None:
             put(tables["children"], row.parent_id, (*tables["children"].get(row.parent_id, ()), row.run_id))
         self.save(row)
+        return row
+
+    def add_copied(self, row: RunRow) -> None:
+        self.add(row)
+
+    def keep_arrival(self, last: int) -> None:
+        self.tx.tables["count"][""] = max(_last_arrival(self.tx), last)
 
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables

@@ -94,6 +94,8 @@ local function perform(writes)
   for i = at + 1, #writes do call(unpack(writes[i])) end
 end
 
+local mark  -- the fence MARK in this call, false without one
+
 local function ring(topic)
   tx.rings[topic] = (tx.rings[topic] or 0) + 1
 end
@@ -102,8 +104,6 @@ end
 local function begin()
   tx = {writes = {}, rings = {}, fences = {}}
 end
-
-local mark  -- the fence MARK in this call, false without one
 
 -- Executes the buffered writes.
 local function finish()
@@ -125,7 +125,7 @@ end
 local function fenced(key)
   local token = tx.fences[key]
   if token == nil then
-    token = call('HGET', FENCE, key)
+    token, mark = unpack(call('HMGET', FENCE, key, MARK))  -- one command for both
     fitting[FENCE] = true
     tx.fences[key] = token
   end

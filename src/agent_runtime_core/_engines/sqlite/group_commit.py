@@ -158,7 +158,11 @@ class GroupCommitter:
             if guard is not None and tx.fenced(guard.key) != guard.token:
                 request.result, request.error = self.replay(tx, guard, request.ops)
                 return True
-            if (mark := tx.fenced(MARK)) is not None and (guard is None or guard.key != MARK):
+            if (
+                self._cache.mark is not None
+                and (guard is None or guard.key != MARK)
+                and (mark := tx.mark()) is not None
+            ):
                 request.error = moved(self.path, mark)
                 return True
             operations, results = self.operations, []
