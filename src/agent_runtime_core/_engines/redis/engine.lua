@@ -109,7 +109,10 @@ end
 local function finish()
   for _, flush in ipairs(flushes) do flush() end
   if #tx.writes > 0 and tx.guard ~= MARK then
-    if mark == nil then mark = call('HGET', FENCE, MARK) end
+    if mark == nil then
+      mark = call('HGET', FENCE, MARK)
+      fitting[FENCE] = true
+    end
     if mark then refuse('MARKED ' .. mark) end
   end
   perform(tx.writes)
