@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner
-from agent_runtime_core._engines.base import MARK, Guard, Op
+from agent_runtime_core._engines.base import MARK, Guard, Op, moving_mark
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, NotSupported, StorageBusy, StorageCorrupt, StorageMoved
+from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import moving
 from agent_runtime_core.runner.moving import give_up_move, move_store
@@ -25,6 +26,7 @@ from tests.support import reencryption
 from tests.support.command_line import Commands
 from tests.support.moving import HOUR, LONG, TOPIC, Agents, drain, dump, fill, running
 from tests.support.redis_servers import RedisServer
+from tests.support.runs import Script
 
 AHEAD = 100_000.0  # seconds that the clock of a new store is ahead of the clock of the old store
 BOTH_WAYS = pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], s
 
 async def continues(runner: AgentRunner, clock: VirtualClock, agents: Agents) -> None:
     """Finish every run of `fill`, and check that no saved result is computed again."""
-    rows = {row.run_id: row for row in await runner.queue.find(moving.RunFilter())}
+    rows = {row.run_id: row for row in await runner.queue.find(RunFilter())}
     before, agents.calls, agents.fails = [*agents.calls], [], False
     parked = str((await runner.get_run("parked")).run_id)
     cursor = (await runner.event_bus.get_events(parked))[-1].sequence + 1
@@ -86,7 +88,7 @@ async def continues(runner: AgentRunner, clock: VirtualClock, agents: Agents) ->
     events = await runner.event_bus.get_events(parked, cursor)
     assert [each.sequence for each in events] == [*range(cursor, cursor + len(events))]
     assert events[-1].event_type == "run.succeeded"
-    for row in await runner.queue.find(moving.RunFilter()):
+    for row in await runner.queue.find(RunFilter()):
         if row != rows[row.run_id]:
             assert row.claim_id > rows[row.run_id].claim_id
     await _keys_are_known(runner)
@@ -102,7 +104,7 @@ async def _keys_are_known(runner: AgentRunner) -> None:
     failed = await runner.wait(again, timeout=5)
     assert failed.error is not None
     assert "was already done in run 'paid'" in failed.error.message
-    last = max(row.arrival for row in await runner.queue.find(moving.RunFilter()))
+    last = max(row.arrival for row in await runner.queue.find(RunFilter()))
     await runner.submit("fast", run_id="new")
     assert (await runner.queue.require("new")).arrival > last
     assert await runner.event_bus.publish(TOPIC, "my.topic", {}) is not None
@@ -161,6 +163,7 @@ async def test_contents_are_copied_as_they_are_encrypted(
 
 async def _writes(runner: AgentRunner) -> dict[str, Any]:
     """Return all kinds of writes."""
+    engine: Any = runner.queue.commits
     return {
         "submit": lambda: runner.submit("fast"),
         "claim": runner.run_once,
@@ -168,9 +171,7 @@ async def _writes(runner: AgentRunner) -> dict[str, Any]:
         "event": lambda: runner.event_bus.publish(TOPIC, "my.topic", {}),
         "checkpoint": lambda: runner.state_store.save_checkpoint("parked", {}),
         "document": lambda: runner.persistence.memory.set("name", "late"),
-        "thread": lambda: asyncio.to_thread(
-            runner.queue.commits.commit_from_thread, None, [Op("fence.install", ("x", "1"))]
-        ),
+        "thread": lambda: asyncio.to_thread(engine.commit_from_thread, None, [Op("fence.install", ("x", "1"))]),
     }
 
 
@@ -187,11 +188,11 @@ async def test_a_store_with_the_mark_accepts_only_commits_under_the_mark(
     marked: AbstractAsyncContextManager[AgentRunner],
 ) -> None:
     async with marked as runner:
-        engine: Any = runner.queue.engine
+        engine: Any = runner.queue.commits
         await runner.submit("signalled", run_id="parked")
         await drain(runner)
         await runner.submit("fast", run_id="ready")
-        mark = moving.moving_mark("1", to="there.db", done=True)
+        mark = moving_mark("1", to="there.db", done=True)
         await engine.commit(None, [Op("fence.install", (MARK, mark))])
         for name, write in (await _writes(runner)).items():
             with pytest.raises(StorageMoved, match=r"was moved to there\.db, so it accepts no writes") as error:
@@ -209,17 +210,17 @@ async def test_a_claim_that_was_made_before_the_mark_writes_nothing(
     marked: AbstractAsyncContextManager[AgentRunner],
 ) -> None:
     async with marked as runner:
-        engine: Any = runner.queue.engine
-        inside, mark = asyncio.Event(), moving.moving_mark("1", to="there.db", done=True)
+        engine: Any = runner.queue.commits
+        inside, mark = asyncio.Event(), moving_mark("1", to="there.db", done=True)
 
         async def held(ctx: Any) -> None:
             await ctx.step("before", lambda: 1)
             inside.set()
             await asyncio.Event().wait()
 
-        executing = asyncio.create_task(runner.execute(reencryption.Script(held, "held"), "held"))
+        executing = asyncio.create_task(runner.execute(Script(held, "held"), "held"))
         await inside.wait()
-        [row] = await runner.queue.find(moving.RunFilter())
+        [row] = await runner.queue.find(RunFilter())
         guard = Guard(row.run_id, row.claim_id)
         await engine.commit(None, [Op("fence.install", (MARK, mark))])
         with pytest.raises(StorageMoved):
@@ -229,6 +230,32 @@ async def test_a_claim_that_was_made_before_the_mark_writes_nothing(
         executing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await executing
+
+
+@pytest.mark.parametrize("to", ["there.db", None])
+async def test_a_worker_ends_if_its_store_was_moved_and_waits_for_one_that_is_filled(
+    marked: AbstractAsyncContextManager[AgentRunner], to: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    about = {"source": "old.db"} if to is None else {"to": to, "done": True}
+    async with marked as runner:
+        engine: Any = runner.queue.commits
+        await runner.submit("fast", run_id="r")
+        mark = moving_mark("1", **about)
+        await engine.commit(None, [Op("fence.install", (MARK, mark))])
+        working = asyncio.create_task(runner.run_loop())
+        if to is not None:
+            with pytest.raises(StorageMoved, match=r"there\.db"):
+                await asyncio.wait_for(working, 10)
+            return
+        while "claiming runs failed" not in caplog.text:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert caplog.text.count("was not renewed") == 1, "it pauses before it tries again"
+        await engine.commit(Guard(MARK, mark), [Op("fence.forget", (MARK,))])
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
 
 
 # -- what is refused
