@@ -26,7 +26,7 @@ from tests.support import reencryption
 from tests.support.command_line import Commands
 from tests.support.moving import HOUR, LONG, TOPIC, Agents, drain, dump, fill, running
 from tests.support.redis_servers import RedisServer
-from tests.support.runs import Script
+from tests.support.runs import Script, soon
 
 AHEAD = 100_000.0  # seconds that the clock of a new store is ahead of the clock of the old store
 BOTH_WAYS = pytest.mark.parametrize(
@@ -247,8 +247,7 @@ async def test_a_worker_ends_if_its_store_was_moved_and_waits_for_one_that_is_fi
             with pytest.raises(StorageMoved, match=r"there\.db"):
                 await asyncio.wait_for(working, 10)
             return
-        while "claiming runs failed" not in caplog.text:
-            await asyncio.sleep(0)
+        await soon(lambda: "claiming runs failed" in caplog.text)
         for _ in range(100):
             await asyncio.sleep(0)
         assert caplog.text.count("was not renewed") == 1, "it pauses before it tries again"

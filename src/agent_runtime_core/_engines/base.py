@@ -198,6 +198,8 @@ class Backend(ABC):
     payload_fields: ClassVar[Any]
     #: Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again.
     rewrites: ClassVar[bool] = False
+    #: Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents.
+    copies: ClassVar[bool] = False
 
     @property
     def commits(self) -> Committer:

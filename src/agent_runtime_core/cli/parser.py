@@ -515,10 +515,12 @@ def _add_backup(commands: Any, plain: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     moving.add_argument("source", metavar="FROM", help="SQLite file or URL of the old store")
     moving.add_argument("target", nargs="?", metavar="TO", help="new SQLite file, or URL of an empty store")
-    moving.add_argument("--force", action="store_true",
-                        help="move the store although workers use it; their steps are in doubt")  # fmt: skip
-    moving.add_argument("--undo", action="store_true",
-                        help="let FROM accept writes again after a copy that was not finished")  # fmt: skip
+    moving.add_argument(
+        "--force", action="store_true", help="move the store although workers use it; their steps are in doubt"
+    )
+    moving.add_argument(
+        "--undo", action="store_true", help="let FROM accept writes again after a copy that was not finished"
+    )
     checking = _command(
         commands, "verify", ".backup:verify", "read everything in a store, and say what is damaged",
         "verify agents.db", [plain],

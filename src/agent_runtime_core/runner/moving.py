@@ -187,7 +187,7 @@ class _Side:
         """
         engine: Any = getattr(runner.queue, "engine", None)
         runner.backends.require_writable()
-        one = all(getattr(each, "engine", None) is engine and each.rewrites for each in runner.backends)
+        one = all(getattr(each, "engine", None) is engine and each.copies for each in runner.backends)
         if not one or not isinstance(engine, Engine) or not runner.backends.durable:
             got = ", ".join(type(each).__name__ for each in runner.backends)
             fix = "Open both stores with AgentRunner.open(url)"
