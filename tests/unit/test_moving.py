@@ -335,6 +335,38 @@ async def test_a_claim_between_the_check_and_the_mark_is_found(
 
 
 @pytest.mark.redis
+async def test_a_claim_before_an_interrupted_mark_is_found_by_the_next_call(
+    stores: AbstractAsyncContextManager[Stores], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stores as (old, new):
+        await old.submit("fast", run_id="owned")
+        await old.queue.claim("w1", agent_keys=["fast"])
+        with monkeypatch.context() as patched:
+            patched.setattr(moving, "_refuse_living", _nothing)
+            patched.setattr(moving, "_require_empty", _interrupted_second())
+            with pytest.raises(StorageBusy):
+                await move_store(old, new)
+        assert not await writable(old)
+        with pytest.raises(InvalidArgument, match="got run owned"):
+            await move_store(old, new)
+        assert await writable(old)
+
+
+async def _nothing(*_: Any) -> None:
+    pass
+
+
+def _interrupted_second() -> Any:
+    calls = itertools.count()
+
+    async def check(side: Any) -> None:
+        if next(calls):
+            await _interrupted()
+
+    return check
+
+
+@pytest.mark.redis
 async def test_the_target_must_be_empty(stores: AbstractAsyncContextManager[Stores]) -> None:
     async with stores as (old, new):
         await new.persistence.memory.set("name", "there")
@@ -461,6 +493,9 @@ async def test_stores_in_memory_are_not_moved(tmp_path: Path) -> None:
             await move_store(file, memory)
         with pytest.raises(InvalidArgument, match="target must be another store than the source"):
             await move_store(file, file)
+        without = AgentRunner(*file.backends, persistence=None)
+        with pytest.raises(NotSupported, match="source must be a runner with the documents of its store, got none"):
+            await move_store(without, file)
     assert MemoryEngine().tables == {"fence": {}}
 
 

@@ -84,14 +84,17 @@ async def move_store(source: AgentRunner, target: AgentRunner, *, force: bool = 
     filling = moving_mark(f"{token}1", source=old.name)
     there = await new.mark()
     if not about["done"]:
+        old.guard = Guard(MARK, mark)
         if there is None:
+            if not force:  # a worker may have claimed a run before the mark
+                await _lifted_if_refused(old, _refuse_living(old))
             await _require_empty(new)
             await new.commit(None, [Op(INSTALL, (MARK, filling))])
             new.guard = Guard(MARK, filling)
             await _lifted_if_refused(new, _require_empty(new))
         elif there != filling:
             raise moved(new.name, there)
-        old.guard, new.guard = Guard(MARK, mark), Guard(MARK, filling)
+        new.guard = Guard(MARK, filling)
         await _Copy(old, new, about["at"], about["shift"]).copy(move)
         await old.commit(old.guard, [Op(INSTALL, (MARK, moving_mark(f"{token}2", **{**about, "done": True})))])
         there = filling
@@ -128,9 +131,6 @@ async def _begin(old: _Side, new: _Side, force: bool) -> str:
         f"{new_ulid(old.queue.clock)}:1", to=new.name, done=False, at=old.queue.clock.wall(), shift=shift
     )
     await old.commit(None, [Op(INSTALL, (MARK, mark))])
-    old.guard = Guard(MARK, mark)
-    if not force:  # a worker may have claimed a run before the mark
-        await _lifted_if_refused(old, _refuse_living(old))
     return mark
 
 
@@ -174,7 +174,7 @@ class _Side:
     queue: Any
     bus: Any
     state: Any
-    documents: list[DocumentStore]
+    documents: DocumentStore
     #: The mark, once this move has set it.
     guard: Guard | None = None
 
@@ -193,7 +193,10 @@ class _Side:
             fix = "Open both stores with AgentRunner.open(url)"
             raise NotSupported(str(must(what, "be one SQLite file or one Redis server", Shown(got), fix)))
         documents = [each for each in runner.document_stores() if getattr(each, "engine", None) is engine]
-        return cls(_name_of(engine), engine, *runner.backends, documents[:1])
+        if not documents:
+            fix = "Open the store without persistence="
+            raise NotSupported(str(must(what, "be a runner with the documents of its store", Shown("none"), fix)))
+        return cls(_name_of(engine), engine, *runner.backends, documents[0])
 
     async def mark(self) -> str | None:
         return await self.engine.fence_of(MARK)
@@ -221,8 +224,8 @@ class _Side:
         return bool((await self.commit(self.guard, [op]))[0] == "owned")
 
     async def has_contents(self) -> bool:
-        kinds = [kind for documents in self.documents for kind in await documents.read("kinds")]
-        return bool(await self.queue.read("find", RunFilter(limit=1)) or await self.other_ids(()) or kinds)
+        found = await self.queue.read("find", RunFilter(limit=1)) or await self.other_ids(())
+        return bool(found or await self.documents.read("kinds"))
 
     async def other_ids(self, run_ids: Iterable[str]) -> list[str]:
         """Return the ids without a row: topics, and runs that another store queues."""
@@ -247,11 +250,10 @@ class _Side:
 
     async def stored_documents(self, at: float) -> AsyncIterator[list[tuple[str, str, Document, str]]]:
         """Yield pages of all documents that exist at that time: space, kind, document and its words."""
-        for documents in self.documents:
-            for space, kind in sorted(await documents.read("kinds")):
-                words = {key: text for key, _, text in await documents.read("words", space, kind, at)}
-                async for page in _StoredAt(documents, space, kind, at=at).pages(size=_PAGE):
-                    yield [(space, kind, each, words.get(each.key, "")) for each in page]
+        for space, kind in sorted(await self.documents.read("kinds")):
+            words = {key: text for key, _, text in await self.documents.read("words", space, kind, at)}
+            async for page in _StoredAt(self.documents, space, kind, at=at).pages(size=_PAGE):
+                yield [(space, kind, each, words.get(each.key, "")) for each in page]
 
 
 class _Contents(NamedTuple):
