@@ -21,7 +21,7 @@ from tests.support.processes import PATIENCE, Command, until
 from tests.support.reencryption import Place
 from tests.support.runs import Script
 
-RUNS, STEPS, KILLS = 120, 4, 4
+RUNS, STEPS, KILLS = 60, 4, 3
 
 
 async def talk(ctx: Any) -> Any:
@@ -108,7 +108,7 @@ async def test_it_is_killed_again_and_again_and_the_result_is_equal(places: tupl
         said = "".join(iter(partial(child.poll_line, PATIENCE), None))
         assert child.ended() == 0
     counts = json.loads(said)["counts"]
-    assert not counts or (counts["runs"], counts["documents"]) == (RUNS, counts["documents"])
+    assert not counts or counts["runs"] == RUNS  # a kill may have come after the end of the move
     async with opened(new.url) as runner:
         await check(runner)
 
