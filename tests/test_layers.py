@@ -139,6 +139,7 @@ ROWS: dict[str, list[str]] = {
         "worker",
         "runner",
         "open_run reencryption resume_check tenants verification",
+        "moving",
     ],
     "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run", "executor"],
     "loop": ["answers model_settings state", "session", "model_calls prepared_calls", "tool_calls", "turn_loop"],

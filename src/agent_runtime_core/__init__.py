@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .errors import StorageCorrupt as StorageCorrupt
     from .errors import StorageError as StorageError
     from .errors import StorageFull as StorageFull
+    from .errors import StorageMoved as StorageMoved
     from .errors import StorageOutdated as StorageOutdated
     from .errors import StorageTooNew as StorageTooNew
     from .errors import StreamCut as StreamCut
@@ -153,7 +154,7 @@ else:
         "LeaseLost LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
         "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable RateLimited "
         "RedactionFailed RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "
-        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated "
+        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageMoved StorageOutdated "
         "StorageTooNew StreamCut TaskNotHeld ToolFailed ToolTimeout TooManyVectors UnknownAgent "
         "UnknownEncryptionKey UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult "
         "WaitTimeout",

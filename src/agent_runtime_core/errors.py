@@ -53,6 +53,7 @@ AgentRuntimeError
     ├── UnknownEncryptionKey          contents are encrypted with a key that this process does not have
     ├── StorageTooNew                 the store was written by a later version of this library
     ├── StorageOutdated               the store was written by an earlier version and must be migrated
+    ├── StorageMoved                  the store was moved to another one, or is not copied completely yet
     ├── UnsafeRedis                   the Redis settings would lose runs; nothing was written
     └── StorageClosed                 the store was used after close, or in a forked child process
 """
@@ -533,6 +534,17 @@ class StorageTooNew(StorageError):
 
 class StorageOutdated(StorageError):
     """The store was written by an earlier version of this library and must be migrated before use."""
+
+
+class StorageMoved(StorageError):
+    """The store was moved to another one, or is not copied completely yet; nothing was written. Reads are possible.
+
+    `to` names the other store. It is None for a store that is not copied completely.
+    """
+
+    def __init__(self, message: str, to: str | None = None) -> None:
+        self.to: str | None = to
+        super().__init__(message)
 
 
 class UnsafeRedis(StorageError):

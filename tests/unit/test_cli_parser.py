@@ -39,7 +39,8 @@ def test_the_parser_has_the_commands() -> None:
     assert set(COMMANDS) == {
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
-        "carry-over", "inspect", "serve", "backup", "verify", "erase", "reencrypt", "workers",
+        "carry-over", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored", "copy", "erase",
+        "reencrypt", "workers",
         "tenant set",
     }  # fmt: skip
 

@@ -54,7 +54,7 @@ class OnEngine:
 
     operation_sets: ClassVar[OperationSets]
     reads: ClassVar[Reads] = {}
-    rewrites = True
+    rewrites = copies = True
     engine: Any
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:

@@ -10,6 +10,7 @@ engine to another engine, before the claim's first read or write there.
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Se
 from .._core.clock import Clock
 from .._core.threads import started
 from .._core.validation import Shown, must, type_name
-from ..errors import MOST_NAMED, LeaseLost
+from ..errors import MOST_NAMED, LeaseLost, StorageMoved
 
 if TYPE_CHECKING:
     from .._core.redaction import Redaction
@@ -81,6 +82,8 @@ class Committer(Protocol):
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]: ...
 
 
+#: The fence of a whole store that is moved. Only a commit whose guard is this mark is applied; see `moving_mark`.
+MARK: Final = "moved"
 INSTALL = "fence.install"
 FORGET = "fence.forget"
 LOWEST_TOKEN = "0" * 26  # lower than the token of every claim
@@ -122,6 +125,14 @@ class Engine(ABC):
     @abstractmethod
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Return `fn(view, *args)`, on a consistent view of the committed data."""
+
+    @abstractmethod
+    async def fence_of(self, key: str) -> str | None:
+        """Return the token of a key that the engine itself stores."""
+
+    async def store_wall(self) -> float:
+        """Return the time on the wall clock that decides which runs are due."""
+        return self.clock.wall()
 
     @abstractmethod
     def add(self, operation_set: OperationSet) -> None:
@@ -187,6 +198,8 @@ class Backend(ABC):
     payload_fields: ClassVar[Any]
     #: Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again.
     rewrites: ClassVar[bool] = False
+    #: Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents.
+    copies: ClassVar[bool] = False
 
     @property
     def commits(self) -> Committer:
@@ -229,6 +242,36 @@ def installed(tx: Any, key: str, token: str) -> bool:
     if present is None or present < token:
         raise NotApplied
     return True
+
+
+def moving_mark(token: str, **about: object) -> str:
+    """Return the mark of a store that is moved. `token` grows with each mark of the same store.
+
+    Args:
+        token: The id of the move and its phase.
+        about: The other store, as `to` or as `source`, and what a repeated move needs.
+    """
+    return f"{token} {json.dumps(about)}"
+
+
+def about_mark(mark: str) -> dict[str, Any]:
+    """Return what `moving_mark` was told."""
+    about: dict[str, Any] = json.loads(mark.partition(" ")[2])
+    return about
+
+
+def moved(location: str, mark: str) -> StorageMoved:
+    """Return the error of a commit on a store that has a mark."""
+    about = about_mark(mark)
+    if "to" not in about:
+        return StorageMoved(
+            f"{location} must be complete before it is used, got a copy of {about['source']} that has not ended. Wait "
+            f"for agent-runtime copy, or run it again"
+        )
+    fix = "" if about["done"] else f", or give up the copy with: agent-runtime copy {location} --undo"
+    return StorageMoved(
+        f"{location} was moved to {about['to']}, so it accepts no writes. Use that store{fix}", about["to"]
+    )
 
 
 FENCE_OPS: Mapping[str, Callable[..., Any]] = {INSTALL: install, FORGET: forget}

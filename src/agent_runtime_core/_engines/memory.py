@@ -10,7 +10,7 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from ..errors import LeaseLost
-from .base import FENCE_OPS, FENCE_REPLAYS, Engine, Guard, NotApplied, Op, OperationSet
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Engine, Guard, NotApplied, Op, OperationSet, moved
 
 _MISSING = object()
 _names = itertools.count()
@@ -106,6 +106,8 @@ class MemoryEngine(Engine):
         with self._lock:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
+            if MARK in self.tables["fence"] and (guard is None or guard.key != MARK):
+                raise moved(self.location, self.tables["fence"][MARK])
             results = []
             try:
                 for name, args in ops:
@@ -135,6 +137,10 @@ class MemoryEngine(Engine):
             self.apply(guard, ops)
         except LeaseLost:
             return
+
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.read(MemoryTx.fenced, key)
+        return token
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         with self._lock:

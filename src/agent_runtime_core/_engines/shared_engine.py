@@ -146,6 +146,9 @@ class ReadOnlyEngine(Engine):
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await self._engine.read(fn, *args)
 
+    async def fence_of(self, key: str) -> str | None:
+        return await self._engine.fence_of(key)
+
     def add(self, operation_set: OperationSet) -> None:
         self._engine.add(operation_set)
 

@@ -29,6 +29,10 @@ def _rewritten(run_id: str, changes: Sequence[tuple[Record, Record]]) -> tuple[A
     return run_id, [(f"{old.ev}-{old.seq + 1}", _body(old), _body(new)) for old, new in changes]
 
 
+def _copied(run_id: str, records: Sequence[Record]) -> tuple[Any, ...]:
+    return run_id, [(record.seq, record.ev, record.nev, _body(record)) for record in records]
+
+
 def restored(reply: list[Any]) -> Record:
     """Return the record of a reply [first event number, position, number of events, body]."""
     ev, seq, nev, body = reply
@@ -81,6 +85,7 @@ CONCERN = RedisOperationSet(
     codecs={
         "journal.append": Codec(_packed),
         "journal.rewrite": Codec(_rewritten, as_list),
+        "journal.copy": Codec(_copied),
         "journal.transact": Codec(_no_function),
     },
 )

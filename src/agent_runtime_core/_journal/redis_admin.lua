@@ -92,6 +92,24 @@ ops['journal.rewrite'] = function(run, changes)
   return rewrite_stream(P .. 'journal:' .. run, changes)
 end
 
+-- Moves `head:<run>` to what was copied of another store.
+local function keep_head(run, seq, ev)
+  local place = head(run)
+  place.seq, place.ev, place.moved = math.max(place.seq, seq), math.max(place.ev, ev), true
+end
+
+-- Appends records of another store, {position, first event number, number of events, body}, unless they are stored.
+ops['journal.copy'] = function(run, records)
+  for _, record in ipairs(records) do
+    local seq, ev, nev, body = unpack(record)
+    if seq > head(run).seq then
+      write('XADD', P .. 'journal:' .. run, string.format('%d-%d', ev, seq + 1), 'n', text(nev), 'r', body)
+      keep_head(run, seq, ev + nev)
+    end
+  end
+  return null
+end
+
 -- Returns a record as JSON: [first event number, position, number of events, body].
 local function record(entry, ev, seq)
   return '[' .. text(ev) .. ',' .. text(seq) .. ',' .. entry[2][2] .. ',' .. entry[2][4] .. ']'

@@ -65,6 +65,7 @@ _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+_INSERT_COPIED = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
 # The first record of most runs, whose row is known: one statement instead of one for each number.
 _INSERT_FIRST = (
     f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ? + {_OF_ROWS}) * {_POSITIONS}, ?, ?, ?, ?,"
@@ -305,6 +306,22 @@ def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[Record, Record]])
     return done
 
 
+def copy(tx: SQLiteTx, run_id: str, records: Sequence[Record]) -> None:
+    """Append records of another store, with their positions and event numbers, unless they are stored."""
+    tx.counters.pop(run_id, None)
+    first = _first_id(tx, run_id)
+    for record in records:
+        texts = (text or "" for text in record[8:10] + record[14:17])
+        error, state, info, next_, digest = texts
+        body = (
+            f"{record.attempt}\t{record.claim_id}\t{record.t!r}\t{record.pos}\t{record.total}\t{record.tries}"
+            f"\t{record.ms}\t{error}\t{state}\t{info}\t{next_}\t{digest}\t{record.key}"
+        )
+        seq, kind, name, result = record.seq, record.kind, record.name, _packed(record.kind, record.result)
+        crc = _crc(run_id, seq, kind, name, result, body, record.nev)
+        tx.execute(_INSERT_COPIED, (first + seq, kind, name, result, body, record.ev, record.nev, crc))
+
+
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.counters.pop(run_id, None)
     tx.journals.pop(run_id, None)
@@ -444,9 +461,12 @@ READS: dict[str, Any] = {"records": records, "ending": ending, "endings": ending
 
 CONCERN = OperationSet(
     "journal",
-    {"journal.append": append, "journal.transact": transact, "journal.delete": delete, "journal.rewrite": rewrite},
+    {
+        "journal.append": append, "journal.transact": transact, "journal.delete": delete, "journal.rewrite": rewrite,
+        "journal.copy": copy,
+    },
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     not_repeatable=frozenset({"journal.transact"}),
-    slow={"journal.append": _is_long, "journal.delete": always, "journal.rewrite": always},
-)
+    slow={"journal.append": _is_long, **dict.fromkeys(("journal.delete", "journal.rewrite", "journal.copy"), always)},
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`agent-runtime backup` and `verify`: copy a SQLite file while workers use it, and check a store."""
+"""`agent-runtime backup`, `verify` and `copy`: copy a SQLite file while workers use it, check a store, and move one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .._core.validation import Shown, must
 from ..config import get_config
 from ..errors import brief
 from ..registry import Registry
+from ..runner.moving import give_up_move, move_store
 from ..runner.verification import Verification, confirm_restored, mark_restored, verify_store
 from .output import print_json, print_line, report, warn
 from .store import contents_only_shown, existing_store, file_of, open_store, require_file, require_run
@@ -106,6 +107,27 @@ async def _verified(url: str | None) -> Verification:
     with contents_only_shown():
         async with open_store(url, Registry(), read_only=True) as runner:
             return await verify_store(runner)
+
+
+async def copy(args: Namespace) -> int:
+    """Move a store to another one, or give up a move that was not finished."""
+    require_file(args.source, "Check the path")
+    if args.undo == (args.target is not None):
+        raise must("TO", "be passed, or --undo instead of it", args.target)
+    async with open_store(args.source, Registry()) as source:
+        if args.undo:
+            await give_up_move(source)
+            print_line(f"{args.source} accepts writes again. Delete what was copied from it")
+            return 0
+        async with open_store(args.target, Registry()) as target:
+            move = await move_store(source, target, force=args.force)
+    if args.json:
+        print_json(asdict(move))
+        return 0
+    print_line(f"moved {move.source} to {move.target}" if move.counts else f"{move.source} was moved before")
+    for kind, count in move.counts.items():
+        print_line(f"{kind}: {count}")
+    return 0
 
 
 def _flush(path: str) -> None:

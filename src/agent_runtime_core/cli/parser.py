@@ -531,6 +531,21 @@ def _add_backup(
     )  # fmt: skip
     confirming.add_argument("--confirm", action="store_true", help="confirm it; a run that has failed is resumed")
     confirming.add_argument("--by", metavar="NAME", help="who confirms it")
+    moving = _command(
+        commands, "copy", ".backup:copy", "move a store to another file or server",
+        "copy agents.db redis://localhost:6379/0\ncopy agents.db --undo", [plain],
+        "Move a store between SQLite and Redis: copy everything in FROM to the empty store TO, and refuse all later "
+        "writes\nto FROM. Stop the workers first. The command compares both stores at the end. It may be interrupted, "
+        "and run\nagain.",
+    )  # fmt: skip
+    moving.add_argument("source", metavar="FROM", help="SQLite file or URL of the old store")
+    moving.add_argument("target", nargs="?", metavar="TO", help="new SQLite file, or URL of an empty store")
+    moving.add_argument(
+        "--force", action="store_true", help="move the store although workers use it; their steps are in doubt"
+    )
+    moving.add_argument(
+        "--undo", action="store_true", help="let FROM accept writes again after a copy that was not finished"
+    )
     checking = _command(
         commands, "verify", ".backup:verify", "read everything in a store, and say what is damaged",
         "verify agents.db", [plain],

@@ -63,6 +63,7 @@ PUBLISH = "events.publish"
 DELETE = "events.delete"
 TRIM = "events.trim"
 REWRITE = "events.rewrite"
+COPY = "events.copy"
 
 _PAGE = 2048  # most rows in one read
 _SAMPLE = 64  # most rows that are read of a custom backend before their size is known

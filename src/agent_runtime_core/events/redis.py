@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .._core.codec.json import compact
-from .._engines.backend import OperationSets
+from .._engines.backend import OperationSets, Reads
 from .._engines.base import READER_SECONDS
-from .._engines.redis.engine import RedisBackend
+from .._engines.redis.engine import RedisBackend, RedisEngine
 from .._engines.redis.script import Codec, RedisOperationSet, as_list, lua_source
 from .._journal import redis as journal
 from .._journal.record import Record
-from .base import PUBLISH, REWRITE, EventBus
+from .base import COPY, PUBLISH, REWRITE, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
@@ -28,6 +28,14 @@ def _rewritten(run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) 
     return run_id, [(f"{old.sequence + 1}-0", compact(old[1:]), compact(new[1:])) for old, new in changes]
 
 
+def _copied(run_id: str, events: Sequence[StoredEvent]) -> tuple[Any, ...]:
+    return run_id, [(each.sequence, each.event_id, compact(each[1:])) for each in events]
+
+
+async def _ids(engine: RedisEngine) -> list[str]:
+    return await engine.ids(events="stream")
+
+
 CONCERN = RedisOperationSet(
     "events",
     {},
@@ -36,6 +44,7 @@ CONCERN = RedisOperationSet(
     codecs={
         PUBLISH: Codec(_packed, as_list),
         REWRITE: Codec(_rewritten, as_list),
+        COPY: Codec(_copied),
         "events.heads": Codec(unpack=as_list),
     },
 )
@@ -45,6 +54,7 @@ class RedisEventBus(RedisBackend, EventBus):
     """An event bus on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Reads] = {"ids": _ids}
     derives = True
     bounds_pages = True
     stores_readers = True

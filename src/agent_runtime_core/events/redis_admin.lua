@@ -19,6 +19,19 @@ ops['events.rewrite'] = function(run, changes)
   return rewrite_stream(P .. 'events:' .. run, changes)
 end
 
+-- Stores events of another store, {sequence number, id, body}, unless they are stored.
+ops['events.copy'] = function(run, events)
+  for _, event in ipairs(events) do
+    local number, id, body = unpack(event)
+    if not known(run, id) then
+      write('XADD', P .. 'events:' .. run, string.format('%d-0', number + 1), 'r', body)
+      write('HSET', P .. 'ids:' .. run, id, text(number))
+      keep_head(run, -1, number + 1)
+    end
+  end
+  return null
+end
+
 -- Deletes the published events before that number, and their ids. The last event of the run stays.
 ops['events.trim'] = function(run, number)
   local key, gone = P .. 'events:' .. run, 0

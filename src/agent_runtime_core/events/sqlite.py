@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from .._engines.backend import OperationSets, SQLiteBackend
+from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.base import NotApplied, OperationSet, always
 from .._engines.os_errors import storage_errors
 from .._engines.sqlite.live_directory import ReaderFiles
@@ -16,7 +16,7 @@ from .._engines.sqlite.transaction import SQLiteTx
 from .._journal import sqlite as journal
 from .._journal.record import Record
 from ..errors import StorageCorrupt, brief_kind
-from .base import DELETE, PUBLISH, REWRITE, TRIM, EventBus
+from .base import COPY, DELETE, PUBLISH, REWRITE, TRIM, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
@@ -72,6 +72,18 @@ def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[StoredEvent, Stor
     ]
 
 
+def copy(tx: SQLiteTx, run_id: str, events: Sequence[StoredEvent]) -> None:
+    """Store events of another store with their sequence numbers, unless they are stored."""
+    tx.counters.pop(run_id, None)
+    for sequence, *event in events:
+        tx.execute(f"{_INSERT} ON CONFLICT DO NOTHING", (run_id, sequence, *event))
+
+
+def ids(view: sqlite3.Connection) -> list[str]:
+    """Return the runs and topics that have events."""
+    return [run_id for (run_id,) in view.execute("SELECT DISTINCT run_id FROM arc_events ORDER BY run_id")]
+
+
 def _stored(run_id: str, rows: Sequence[tuple[Any, ...]]) -> list[StoredEvent]:
     """Return rows of _ROWS.
 
@@ -112,9 +124,9 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
 
 CONCERN = OperationSet(
     "events",
-    {PUBLISH: publish, DELETE: delete, TRIM: trim, REWRITE: rewrite},
+    {PUBLISH: publish, DELETE: delete, TRIM: trim, REWRITE: rewrite, COPY: copy},
     {PUBLISH: published},
-    slow={DELETE: always, TRIM: always, REWRITE: always},
+    slow=dict.fromkeys((DELETE, TRIM, REWRITE, COPY), always),
 )
 
 
@@ -122,6 +134,7 @@ class SQLiteEventBus(SQLiteBackend, EventBus):
     """An event bus in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Reads] = {"ids": ids}
     derives = True
     bounds_pages = True
     stores_readers = True

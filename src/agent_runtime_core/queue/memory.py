@@ -46,16 +46,25 @@ class MemoryTransitions(RunTransitions):
 
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
-        row = row.with_values(arrival=tables["count"].get("", 0) + 1)
+        last = tables["count"].get("", 0)
+        if not row.arrival:
+            row = row.with_values(arrival=last + 1)
         # A rollback keeps the heap entries of the row, so it does not reset the counter. Otherwise these entries would
         # match the next row.
-        tables["count"][""] = row.arrival
+        if row.arrival > last:
+            tables["count"][""] = row.arrival
         if row.idem_key is not None:
             put(tables["keys"], (row.idem_key, row.tenant), row.run_id)
         if row.parent_id is not None:
             put(tables["children"], row.parent_id, (*tables["children"].get(row.parent_id, ()), row.run_id))
         self.save(row)
         return row
+
+    def add_copied(self, row: RunRow) -> None:
+        self.add(row)
+
+    def keep_arrival(self, last: int) -> None:
+        self.tx.tables["count"][""] = max(_last_arrival(self.tx), last)
 
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
@@ -250,6 +259,11 @@ def _next_due(tx: MemoryTx) -> float | None:
     return None
 
 
+def _last_arrival(tx: MemoryTx) -> int:
+    last: int = tx.tables["count"].get("", 0)
+    return last
+
+
 def _processes(tx: MemoryTx) -> list[ProcessRow]:
     return [*tx.tables["processes"].values()]
 
@@ -268,6 +282,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
         "news": _news,
         "next_due": _next_due,
         "processes": _processes,
+        "last_arrival": _last_arrival,
     }
 
     keeps_processes = True

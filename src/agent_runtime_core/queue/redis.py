@@ -70,6 +70,12 @@ def _rewrite_mail(run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMe
     return run_id, [(old.seq, old.msg_id, old.payload, new.payload) for old, new in changes]
 
 
+def _copy(row: RunRow, messages: Sequence[MailboxMessage]) -> tuple[Any, ...]:
+    return _cells(row), [
+        (kind, name, payload, msg_id, repr(t), seq) for kind, name, payload, msg_id, t, seq in messages
+    ]
+
+
 def _taken(reply: list[Any]) -> tuple[str, RunRow | None]:
     return reply[0], decoded_row(reply[1])
 
@@ -83,6 +89,10 @@ async def _next_due(engine: RedisEngine) -> float | None:
     """Return the time on the clock of this process, which may differ from the server's clock, which decides."""
     left = await engine.ask("queue.next_due")
     return None if left is None else float(left) + (engine.clock.wall() if engine.by_server else 0.0)
+
+
+async def _last_arrival(engine: RedisEngine) -> int:
+    return int(await engine.ask("queue.last_arrival"))
 
 
 async def _row(engine: RedisEngine, *args: Any) -> Any:
@@ -161,6 +171,7 @@ CONCERN = RedisOperationSet(
         "queue.reopen": Codec(_reopen, decoded_row),
         "queue.rewrite_mail": Codec(_rewrite_mail, as_list),
         "queue.save_process": Codec(_save_process),
+        "queue.copy": Codec(_copy),
         "queue.row": Codec(unpack=decoded_row),
     },
     refusals={"MOVED": RowChanged},
@@ -180,6 +191,7 @@ class RedisQueue(RedisBackend, RunQueue):
         "mail": _mail,
         "row": _row,
         "processes": _processes,
+        "last_arrival": _last_arrival,
     }
 
     keeps_processes = True

@@ -244,6 +244,30 @@ ops['queue.rewrite_mail'] = function(run, changes)
   return done
 end
 
+-- Stores a run of another store, and messages of its mailbox; see RunTransitions.copy.
+ops['queue.copy'] = function(row, messages)
+  local run = row[RUN_ID]
+  if not get(run) then
+    if call('ZCARD', P .. 'runs') == 0 then write('SET', P .. 'lists', '1') end
+    ops['queue.keep_arrival'](row[N])
+    add_copied(row)
+    if row[STATUS] == 'running' then fence(run, row[CLAIM_ID]) end
+  end
+  for _, message in ipairs(messages) do
+    if not mailed(run, message[4]) then
+      write('RPUSH', P .. 'mail:' .. run, cjson.encode(message))
+      write('HSET', P .. 'messages:' .. run, message[4], message[6])
+    end
+  end
+  return null
+end
+
+ops['queue.keep_arrival'] = function(last)
+  tx.last = math.max(tx.last or tonumber(call('GET', P .. 'n') or 0), last)
+  write('SET', P .. 'n', text(tx.last))
+  return null
+end
+
 -- The processes that claim runs: a hash of [row, when it was last renewed, when it counts as ended].
 
 ops['queue.save_process'] = function(process, cells, seen_at, alive_until, kept)
@@ -263,6 +287,10 @@ ops['queue.drop_process'] = function(process)
 end
 
 -- Reads.
+
+ops['queue.last_arrival'] = function()
+  return call('GET', P .. 'n') or '0'
+end
 
 ops['queue.processes'] = function()
   local found, since = {}, by_server and now() or 0

@@ -220,9 +220,8 @@ local function register(row)
   if row[TENANT] ~= '' then write('SADD', owned(P .. 'agents', row[TENANT]), row[AGENT]) end
 end
 
-local function add(row)
+local function add_copied(row)
   local run = row[RUN_ID]
-  row[N] = call('INCR', P .. 'n')
   tx.rows[run] = {row = row, dirty = true, unlisted = true}
   if row[N] == 1 then write('SET', P .. 'lists', '1') end
   register(row)
@@ -230,6 +229,11 @@ local function add(row)
   if row[PRIORITY] > 0 then write('ZADD', P .. 'dues', digits(row[PRIORITY]), digits(row[PRIORITY])) end
   write('ZADD', P .. 'runs', row[N], run)
   return row
+end
+
+local function add(row)
+  row[N] = call('INCR', P .. 'n')
+  return add_copied(row)
 end
 
 local function move(row, was, where)

@@ -116,10 +116,13 @@ _INSERT = (
     f" VALUES ({'?, ' * len(_INDEXES)}"
     " max((SELECT n FROM arc_last_run), coalesce((SELECT max(n) FROM arc_runs), 0)) + 1, 0)"
 )
+_INSERT_COPIED = f"INSERT INTO arc_runs ({ALL}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _INSERT_NEW = f"{_INSERT} ON CONFLICT (run_id) DO NOTHING"
 _LIST = "UPDATE arc_runs SET listed = 1 WHERE n > ? AND n <= ?"
 # Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted one with its id.
 _KEEP_LAST = "UPDATE arc_last_run SET n = ? WHERE n < ? AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?)"
+_KEEP_AT_LEAST = "UPDATE arc_last_run SET n = ? WHERE n < ?"
+_LAST_ARRIVAL = "SELECT max((SELECT n FROM arc_last_run), coalesce((SELECT max(n) FROM arc_runs), 0))"
 _REWRITE = "UPDATE arc_runs SET input = ?, digest = ?, metadata = ?, output = ?, error = ? WHERE n = ?"  # CONTENTS
 _REWRITE_MESSAGE = (
     "UPDATE arc_mail SET payload = ? WHERE run_id = ? AND seq = ? AND kind = ? AND msg_id = ? AND payload = ?"
@@ -219,6 +222,12 @@ class SQLiteTransitions(RunTransitions):
     def add_new(self, row: RunRow) -> RunRow | None:
         cursor = self.tx.execute(_INSERT_NEW, (*row[:_N], *row[_N + 1 :]))
         return self._added(row, cursor) if cursor.rowcount else None
+
+    def add_copied(self, row: RunRow) -> None:
+        self.tx.execute(_INSERT_COPIED, row)
+
+    def keep_arrival(self, last: int) -> None:
+        self.tx.execute(_KEEP_AT_LEAST, (last, last))
 
     def _added(self, row: RunRow, cursor: sqlite3.Cursor) -> RunRow:
         arrival = cursor.lastrowid or 0
@@ -395,6 +404,11 @@ def _next_due(view: sqlite3.Connection) -> float | None:
     return due
 
 
+def _last_arrival(view: sqlite3.Connection) -> int:
+    last: int = view.execute(_LAST_ARRIVAL).fetchone()[0]
+    return last
+
+
 def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
     rows = [ProcessRow(*cells) for cells in view.execute("SELECT * FROM arc_processes")]
     return [row._replace(agents=tuple(json.loads(str(row.agents)))) for row in rows]
@@ -416,6 +430,7 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
         "news": _news,
         "next_due": _next_due,
         "processes": _processes,
+        "last_arrival": _last_arrival,
     }
 
     keeps_processes = True

@@ -172,6 +172,14 @@ class RunTransitions(ABC):
         """Replace a stored row by the same row with another tenant, and with the `blocked` of its new group."""
         raise NotSupported(f"{type(self).__name__} does not define move, so stored runs cannot be given to a tenant")
 
+    def add_copied(self, row: RunRow) -> None:
+        """Store a new row of another store under its own `arrival`."""
+        raise NotSupported(f"{type(self).__name__} does not define add_copied, so no store can be copied to it")
+
+    def keep_arrival(self, last: int) -> None:
+        """Give later rows an `arrival` greater than `last`."""
+        raise NotSupported(f"{type(self).__name__} does not define keep_arrival, so no store can be copied to it")
+
     def save_process(self, row: ProcessRow, kept: float) -> None:
         """Store or replace the row of a process, and delete rows that were last renewed more than `kept` seconds ago.
 
@@ -523,6 +531,21 @@ class RunTransitions(ABC):
             return [False] * len(changes)
         return [self.replace_message(run_id, old, new) for old, new in changes]
 
+    def copy(self, row: RunRow, messages: Sequence[MailboxMessage]) -> None:
+        """Store a run of another store, and messages of its mailbox, unless they are stored. No listener is notified.
+
+        Args:
+            row: The row. It says nothing of the lease in the other store.
+            messages: The first messages of its mailbox, or those after messages that were copied before.
+        """
+        if self.get(row.run_id) is None:
+            self.add_copied(row)
+            if row.status == "running":
+                self.fence(row.run_id, row.claim_id)
+        for message in messages:
+            if self.message_number(row.run_id, message.msg_id) is None:
+                self.add_message(row.run_id, message)
+
 
 def _has_no_key(row: RunRow) -> bool:
     """Whether nothing but the id of a new row decides if it can be stored and claimed."""
@@ -536,7 +559,7 @@ def _released_by(row: RunRow, how: RunUpdate) -> bool:
 
 OPS = (
     "insert", "claim", "take", "settle", "beat", "post", "abandoned", "end", "reopen", "delete", "rewrite",
-    "rewrite_mail", "assign", "save_process", "drop_process",
+    "rewrite_mail", "assign", "save_process", "drop_process", "copy", "keep_arrival",
 )  # fmt: skip
 
 
@@ -581,6 +604,6 @@ def operation_set(
         fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
         short_reads: On SQLite: see `OperationSet.short_reads`.
     """
-    slow = {"queue.delete": always, "queue.rewrite": always, "queue.rewrite_mail": always}
+    slow = dict.fromkeys(("queue.delete", "queue.rewrite", "queue.rewrite_mail", "queue.copy"), always)
     reads = short_reads or {}
     return OperationSet("queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads)

@@ -22,6 +22,7 @@ from ..queue.records import ProcessRow
 from .settings import SHUTDOWN_SECONDS, RunnerConfig
 
 KEPT_SECONDS: Final = 86_400.0  # for which the row of a process is kept that does not renew it any more
+RETRY_SECONDS: Final = 1.0  # after which a row is renewed again that was not stored
 LIVING_INTERVALS: Final = 2  # heartbeat intervals after which a process counts as ended
 
 
@@ -66,6 +67,7 @@ class ListedProcess:
         self._started_at: float = queue.clock.wall()
         self._shown: tuple[str, ...] = ()  # the agents in the row
         self._renewed_at: float | None = None  # boot time; None: the row is not stored
+        self._retry_at: float = 0.0  # boot time
         self.slots: int = 0
 
     @property
@@ -91,7 +93,9 @@ class ListedProcess:
         """Return the seconds until the loop must renew the row, 0 if its agents have changed."""
         if not self._queue.keeps_processes:
             return float("inf")
-        if self._renewed_at is None or self._shown != tuple(self._agents()):
+        if self._renewed_at is None:
+            return max(self._retry_at - self._queue.clock.boot(), 0.0)
+        if self._shown != tuple(self._agents()):
             return 0.0
         return max(self._renewed_at + self._config.heartbeat_interval - self._queue.clock.boot(), 0.0)
 
@@ -100,7 +104,7 @@ class ListedProcess:
         try:
             await self._queue.commits.commit(None, self.operations())
         except AgentRuntimeError as error:
-            self._renewed_at = None
+            self._renewed_at, self._retry_at = None, self._queue.clock.boot() + RETRY_SECONDS
             log.warning("the row of worker %s was not renewed: %s; retrying", self._config.worker_id, error)
 
     async def leave(self) -> None:

@@ -19,7 +19,7 @@ from .._core.timeouts import contained, place_of
 from .._core.validation import Shown, is_number, must
 from .._engines.payloads import UNREADABLE
 from .._execution.run_control import RunControl, Stop
-from ..errors import AgentRuntimeError, StorageClosed
+from ..errors import AgentRuntimeError, StorageClosed, StorageMoved
 from ..interfaces import AgentRuntime
 from ..queue.live_claims import cause_of
 from ..queue.records import ClaimRequest, RunRow
@@ -433,11 +433,12 @@ class Worker:
         self._looked = self.queue.clock.boot()
         try:
             rows = await self._claim(free)
-        except StorageClosed:
-            if self._stopping:
-                return False
-            raise  # polling again would fail forever
         except AgentRuntimeError as error:
+            # Polling again would fail forever in a store that is closed or was moved.
+            if isinstance(error, StorageClosed) or (isinstance(error, StorageMoved) and error.to is not None):
+                if self._stopping:
+                    return False
+                raise
             log.warning("claiming runs failed: %s; retrying", error)
             return False
         self._claims_due = bool(self._registry().keys())

@@ -23,6 +23,10 @@ def _status(run_id: str, text: str, now: float) -> tuple[Any, ...]:
     return run_id, text, repr(now)
 
 
+def _copied(run_id: str, row: StateRow) -> tuple[Any, ...]:
+    return run_id, {name: value for name, value in row._replace(t=repr(row.t))._asdict().items() if value is not None}  # type: ignore[arg-type]
+
+
 def _effect(row: EffectRow, others: Sequence[str] = ()) -> tuple[Any, ...]:
     """Encode a row for the script: the fields that identify it, and all fields as one JSON string."""
     return row.origin, _digests(row.key, (row.digest, *others)), _run(row), compact(row)
@@ -57,6 +61,10 @@ async def _state(engine: RedisEngine, run_id: str) -> StateRow:
     return StateRow(status or None, checkpoint or None, mark or None, float(t or 0))
 
 
+async def _ids(engine: RedisEngine) -> list[str]:
+    return await engine.ids(state="hash", journal="stream", effects="hash")
+
+
 CONCERN = RedisOperationSet(
     "state",
     {},
@@ -65,6 +73,7 @@ CONCERN = RedisOperationSet(
     codecs={
         "state.checkpoint": Codec(_checkpoint),
         "state.status": Codec(_status),
+        "state.copy": Codec(_copied),
         "effect.begin": Codec(_effect),
         "effect.put": Codec(_effect),
         "effect.rewrite": Codec(_rewrite_effect),
@@ -78,4 +87,10 @@ class RedisStateStore(RedisBackend, StateStore):
     """A state store on one Redis or Valkey server, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {**journal.READS, "state": _state, "effects": _effects, "effect_keys": _effect_keys}
+    reads: ClassVar[Reads] = {
+        **journal.READS,
+        "state": _state,
+        "effects": _effects,
+        "effect_keys": _effect_keys,
+        "ids": _ids,
+    }

@@ -29,6 +29,12 @@ ops['state.rewrite'] = function(run, old, new)
   return true
 end
 
+-- Stores the state of a run of another store.
+ops['state.copy'] = function(run, fields)
+  for name, value in pairs(fields) do write('HSET', P .. 'state:' .. run, name, value) end
+  return null
+end
+
 ops['state.row'] = function(run)
   return state(run)
 end

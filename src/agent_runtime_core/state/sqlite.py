@@ -36,6 +36,10 @@ _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
+_IDS = (
+    "SELECT run_id FROM arc_state UNION SELECT run_id FROM arc_journal_numbers UNION SELECT origin FROM arc_effects"
+    " ORDER BY 1"
+)
 _STATUS_OF_ROW = (
     "SELECT status FROM arc_runs WHERE run_id = ?"
     " AND NOT EXISTS (SELECT 1 FROM arc_state WHERE run_id = ? AND status_t >= updated_at)"
@@ -55,6 +59,13 @@ def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
         "INSERT INTO arc_state (run_id, status, t, status_t) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, t = excluded.t, status_t = excluded.status_t",
         (run_id, text, now, now),
+    )
+
+
+def copy(tx: SQLiteTx, run_id: str, row: StateRow) -> None:
+    """Store the state of a run of another store. Its status is older than the status in a row of the run."""
+    tx.execute(
+        "INSERT OR REPLACE INTO arc_state (run_id, status, checkpoint, mark, t) VALUES (?, ?, ?, ?, ?)", (run_id, *row)
     )
 
 
@@ -101,6 +112,11 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     journal.delete(tx, run_id)
 
 
+def ids(view: sqlite3.Connection) -> list[str]:
+    """Return the ids that may have a state, effects, or a journal without a row of a run in this file."""
+    return [run_id for (run_id,) in view.execute(_IDS)]
+
+
 def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
     row = view.execute(_STATE, (run_id,)).fetchone()
     if row is None:
@@ -126,16 +142,25 @@ def _newest(view: sqlite3.Connection, run_id: str) -> StateRow:
 
 
 CONCERN = StateOperations(_state, effects, put, drop, _drop_lineage).operation_set(
-    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, "state.rewrite": rewrite},
+    {
+        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, "state.rewrite": rewrite,
+        "state.copy": copy,
+    },
     migrations=MIGRATIONS,
-    slow=dict.fromkeys(("state.delete", "effect.leave", "state.rewrite", "effect.rewrite"), always),
-)
+    slow=dict.fromkeys(("state.delete", "effect.leave", "state.rewrite", "effect.rewrite", "state.copy"), always),
+)  # fmt: skip
 
 
 class SQLiteStateStore(SQLiteBackend, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {**journal.READS, "state": _newest, "effects": effects, "effect_keys": effect_keys}
+    reads: ClassVar[Reads] = {
+        **journal.READS,
+        "state": _newest,
+        "effects": effects,
+        "effect_keys": effect_keys,
+        "ids": ids,
+    }
     transacts = True
     reads_rows = "arc_runs"

@@ -44,3 +44,24 @@ ops['rights'] = function()
   redis.pcall('DEL', key)
   return forbidden
 end
+
+-- What moves of a store read.
+
+ops['fence.of'] = function(key)
+  return fenced(key) or null
+end
+
+ops['fence.now'] = function()
+  return text(now())
+end
+
+-- Returns [cursor for the next call, ids of the keys <kind>:<id>], for kinds with the types of their keys. Keys of another
+-- type are indexes. The cursor is "0" at the beginning and at the end.
+ops['fence.ids'] = function(cursor, kinds)
+  local page, found = call('SCAN', cursor, 'MATCH', P .. '*', 'COUNT', 500), {}
+  for _, key in ipairs(page[2]) do
+    local kind, id = string.match(string.sub(key, #P + 1), '^(%l+):(.*)$')
+    if kinds[kind] and call('TYPE', key).ok == kinds[kind] then found[#found + 1] = id end
+  end
+  return {page[1], found}
+end

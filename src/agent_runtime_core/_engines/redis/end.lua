@@ -20,6 +20,7 @@ local function commit(asked)
   local key, token = asked[1], asked[2]
   begin()
   local superseded = key ~= null and fenced(key) ~= token
+  tx.guard = key
   tx.superseded = superseded
   local answers = {}
   for i, op in ipairs(asked[3]) do

@@ -9,7 +9,7 @@
 -- Returns a string for each commit: the JSON of its results, or "!" and the reason why nothing was written.
 
 local P = KEYS[1]
-local FENCE = P .. 'fence'
+local FENCE, MARK = P .. 'fence', 'moved'  -- a store with the fence MARK accepts only commits with this guard
 local call, null = redis.call, cjson.null
 local by_server = ARGV[1] == 'server'
 -- `flushes` are called after all operations of a commit have been decided, `afters` after all commits were applied.
@@ -94,6 +94,8 @@ local function perform(writes)
   for i = at + 1, #writes do call(unpack(writes[i])) end
 end
 
+local mark  -- the fence MARK in this call, false without one
+
 local function ring(topic)
   tx.rings[topic] = (tx.rings[topic] or 0) + 1
 end
@@ -106,7 +108,15 @@ end
 -- Executes the buffered writes.
 local function finish()
   for _, flush in ipairs(flushes) do flush() end
+  if #tx.writes > 0 and tx.guard ~= MARK then
+    if mark == nil then
+      mark = call('HGET', FENCE, MARK)
+      fitting[FENCE] = true
+    end
+    if mark then refuse('MARKED ' .. mark) end
+  end
   perform(tx.writes)
+  if tx.fences[MARK] ~= nil then mark = tx.fences[MARK] end
   for topic, times in pairs(tx.rings) do rings[topic] = (rings[topic] or 0) + times end
 end
 
@@ -118,7 +128,7 @@ end
 local function fenced(key)
   local token = tx.fences[key]
   if token == nil then
-    token = call('HGET', FENCE, key)
+    token, mark = unpack(call('HMGET', FENCE, key, MARK))  -- one command for both
     fitting[FENCE] = true
     tx.fences[key] = token
   end

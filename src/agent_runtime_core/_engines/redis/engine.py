@@ -21,14 +21,14 @@ from ..._core.per_loop import PerLoop
 from ..._core.validation import Shown, must
 from ...errors import LeaseLost, StorageBusy, StorageError
 from ..backend import OnEngine, hold_shared, known_options
-from ..base import Backend, Guard, Op, OperationSet
+from ..base import Backend, Guard, Op, OperationSet, moved
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
 from ..shared_engine import Process, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier, Subscription
 from .pipeline import CommitPipeline, ScriptCall
 from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily, parsed_config, parsed_info
-from .script import Codec, RedisOperationSet, Script, joined, packed, prepared, unpacked
+from .script import Codec, RedisOperationSet, Script, as_list, joined, packed, prepared, unpacked
 from .url import RedisAddress, redis_place
 
 COMMIT_TIMEOUT = 3.0  # seconds that a commit may take in all; well under a third of the shortest sensible lease
@@ -140,6 +140,22 @@ class RedisEngine(SharedEngine):
                 raise
         return (await self.commit(None, [Op(what, args)]))[0]
 
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.ask("fence.of", key)
+        return token
+
+    async def store_wall(self) -> float:
+        return float(await self.ask("fence.now")) if self.by_server else self.clock.wall()
+
+    async def ids(self, **kinds: str) -> list[str]:
+        """Return the ids that have keys of these kinds. The value of a kind is the type of its keys."""
+        cursor, found = "0", set[str]()  # a scan may return a key twice
+        while True:
+            cursor, ids = await self.ask("fence.ids", cursor, kinds)
+            found.update(as_list(ids))
+            if cursor == "0":
+                return sorted(found)
+
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await fn(self, *args)
 
@@ -157,6 +173,8 @@ class RedisEngine(SharedEngine):
         if word == "LOST":
             key, _, token = about.rpartition(" ")
             return LeaseLost(key, token)
+        if word == "MARKED":
+            return moved(str(self.place), about)
         if word in self._refusals:
             return self._refusals[word]()
         return refused(f"{self.place}: {about or word}")

@@ -61,6 +61,11 @@ class RedisAddress:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
 
+    def shown(self) -> str:
+        """Return the URL of the store, without user and password, and without the default prefix."""
+        more = "" if self.prefix == PREFIX else f"{'&' if self.unix_socket else '?'}prefix={self.prefix}"
+        return f"{self}{more}"
+
 
 def redis_place(url: str) -> RedisAddress:
     """Parse `url`.

@@ -33,7 +33,7 @@ from .group_commit import COMMIT_TIMEOUT, GroupCommitter
 from .live_directory import make_directory
 from .liveness import CommitLock, FifoNotifier, ProcessLiveness
 from .readers import Readers, answer, view
-from .transaction import DRIVER_ERRORS, RowCache, translate
+from .transaction import DRIVER_ERRORS, RowCache, own_fence, translate
 from .writer import WriteAheadLog, Writer
 
 #: Short reads on an event loop, after which the task pauses once. A task that repeats a read until it finds something
@@ -200,6 +200,10 @@ class SQLiteEngine(SharedEngine):
         future: asyncio.Future[Any] = loop.create_future()
         self.submit_read(fn, args, loop, future)
         return await future
+
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.read(own_fence, key)
+        return token
 
     def submit_read(
         self,

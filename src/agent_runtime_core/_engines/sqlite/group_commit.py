@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import LeaseLost, StorageBusy, StorageError
-from ..base import Guard, NotApplied, Op, OperationSet
+from ..base import MARK, Guard, NotApplied, Op, OperationSet, moved
 from ..commit_request import CommitRequest
 from ..os_errors import storage_error
 from .transaction import DRIVER_ERRORS, ConnectionOwner, SQLiteTx, translate
@@ -157,6 +157,13 @@ class GroupCommitter:
         try:
             if guard is not None and tx.fenced(guard.key) != guard.token:
                 request.result, request.error = self.replay(tx, guard, request.ops)
+                return True
+            if (
+                self._cache.mark is not None
+                and (guard is None or guard.key != MARK)
+                and (mark := tx.mark()) is not None
+            ):
+                request.error = moved(self.path, mark)
                 return True
             operations, results = self.operations, []
             for name, args in request.ops:

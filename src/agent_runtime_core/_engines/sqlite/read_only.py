@@ -38,7 +38,7 @@ from .engine import FENCES, SQLiteEngine
 from .group_commit import COMMIT_TIMEOUT
 from .liveness import PollingNotifier
 from .readers import Readers, view
-from .transaction import DRIVER_ERRORS, translate
+from .transaction import DRIVER_ERRORS, own_fence, translate
 
 IDLE: Final = 1.0  # seconds after which a connection is closed: a worker that ends cannot delete the log before
 TRIES: Final = 50
@@ -207,6 +207,10 @@ class ReadOnlySQLite(SharedEngine):
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._ensure_open()
         return await self.readers.read(fn, args)
+
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.read(own_fence, key)
+        return token
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._notifier.listen(topic, wake)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..._core.clock import Clock
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
+from ..base import MARK
 
 MOST_KNOWN = 26_000  # entries remembered between transactions
 
@@ -83,6 +84,8 @@ class RowCache:
         self.counters: dict[str, int] = {}
         self.journals: dict[str, int] = {}
         self.rows: dict[str, Any] = {}
+        #: The mark of a file that is moved; "" if it was not read.
+        self.mark: str | None = ""
         self._version = -1
 
     def check(self, conn: sqlite3.Connection) -> None:
@@ -98,6 +101,14 @@ class RowCache:
         self.counters.clear()
         self.journals.clear()
         self.rows.clear()
+        self.mark = ""
+
+
+def own_fence(conn: sqlite3.Connection, key: str) -> str | None:
+    """Return the fence of a key that is stored in no row of an operation set."""
+    row = conn.execute("SELECT token FROM arc_carried WHERE key = ?", (key,)).fetchone()
+    token: str | None = row[0] if row else None
+    return token
 
 
 class ConnectionOwner(Protocol):
@@ -136,6 +147,8 @@ class SQLiteTx:
 
     def fence(self, key: str, token: str | None) -> None:
         self._fences.pop(key, None)  # read again later: a row of an operation set overrides this table
+        if key == MARK:
+            self.engine.known.mark = ""
         if token is None:
             self.execute("DELETE FROM arc_carried WHERE key = ?", (key,))
         else:
@@ -148,13 +161,17 @@ class SQLiteTx:
             token = self._fences[key] = self._stored_fence(key)
             return token
 
+    def mark(self) -> str | None:
+        """Return the mark of a file that is moved; see `moving_mark`."""
+        if self.engine.known.mark == "":
+            self.engine.known.mark = own_fence(self.conn, MARK)
+        return self.engine.known.mark
+
     def _stored_fence(self, key: str) -> str | None:
         for fence in self.engine.fences:
             if (held := fence(self, key)) is not None:
                 return held
-        row = self.execute("SELECT token FROM arc_carried WHERE key = ?", (key,)).fetchone()
-        token: str | None = row[0] if row else None
-        return token
+        return own_fence(self.conn, key)
 
     def held(self, key: str, token: str | None) -> None:
         """Cache a fence that an operation set has written to its own row."""

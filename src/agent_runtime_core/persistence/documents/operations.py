@@ -104,6 +104,12 @@ def rewrite(
     return True
 
 
+def copy(tx: DocumentTransaction, space: str, kind: str, document: Document, words: str, now: float) -> None:
+    """Store a document of another store with its version and its rank, unless it is stored."""
+    if tx.get(space, kind, document.key, now) != document:
+        tx.store(space, kind, document, Entry(document.key, document.text, words=words))
+
+
 def delete(tx: DocumentTransaction, space: str, kind: str, key: str, now: float) -> bool:
     """Delete a document, and return whether it existed."""
     stored = tx.get(space, kind, key, now)
@@ -162,6 +168,7 @@ OPS: Final[Operations] = {
     "documents.add": add,
     "documents.touch": touch,
     "documents.rewrite": rewrite,
+    "documents.copy": copy,
     "documents.delete": delete,
     "documents.clear": clear,
     "documents.drop": drop,

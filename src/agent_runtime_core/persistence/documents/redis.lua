@@ -64,6 +64,15 @@ ops['documents.rewrite'] = function(space, kind, key, old, new, keeps_words, at)
   return true
 end
 
+-- Stores a document of another store: its version, its rank and the rest.
+ops['documents.copy'] = function(space, kind, key, doc, ends, words)
+  local place = place_of(space, kind)
+  local found = doc_at(place, key)
+  doc.ends, doc.mark, found.words = ends ~= null and ends or nil, 0, words
+  set_doc(place, found, doc)
+  return null
+end
+
 applied['documents.touch'] = function(space, kind, key, rank, ends, at)
   local there = live(doc_at(place_of(space, kind), key).is, at)
   local moved = there and touched(there, rank, ends)

@@ -26,6 +26,18 @@ def _encode_rewrite(space: str, kind: str, key: str, old: str, new: str, *rest: 
     return (space, kind, key, _encode_json(old), _encode_json(new), *rest)
 
 
+def _encode_copy(space: str, kind: str, document: Document, words: str, now: float) -> tuple[Any, ...]:
+    key, text, version, rank, group, expires = document
+    return (
+        space,
+        kind,
+        key,
+        {"version": version, "rank": rank, "group": group, "body": _encode_json(text)},
+        expires,
+        words,
+    )
+
+
 def _decode_add(reply: list[Any] | None) -> float | None:
     return None if reply is None else float(reply[1])
 
@@ -98,6 +110,7 @@ CONCERN = RedisOperationSet(
         "documents.put": Codec(_encode_write, lambda reply: (reply[0], float(reply[1]))),
         "documents.add": Codec(_encode_write, _decode_add),
         "documents.rewrite": Codec(_encode_rewrite),
+        "documents.copy": Codec(_encode_copy),
     },
     refusals={"CHANGED": VersionConflict, "ABSENT": DocumentMissing, "CORRUPT": _corrupt_document},
 )

@@ -113,6 +113,7 @@ CONCERN = OperationSet(
         "documents.put": _is_long,
         "documents.add": _is_long,
         "documents.rewrite": always,
+        "documents.copy": always,
         "documents.clear": always,
         "documents.drop": always,
         sqlite_fts.INDEX: always,
