@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._core.codec.json import encode
@@ -182,6 +182,8 @@ class RedisQueue(RedisBackend, RunQueue):
         "processes": _processes,
     }
 
+    # A process cannot see that a process on another machine has ended.
+    recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     mail_count = "queue.mail_count"
 

@@ -163,7 +163,12 @@ class NothingToDo:
     """Another worker has the run, or the run is parked: this claim writes nothing more."""
 
 
-Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo
+@dataclass(frozen=True)
+class StoreAway:
+    """The attempt resumes in this process as soon as its store answers. No attempt is used."""
+
+
+Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo | StoreAway
 
 
 def before_start(facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
@@ -245,6 +250,8 @@ def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) 
             return Released()
         case Stop.CANCEL:
             return Cancelled(returned)
+        case Stop.OUTAGE:
+            return StoreAway()
         case Stop.DEADLINE:
             return _past_deadline(facts, facts.row.deadline or facts.now)
         case Stop.TIME_LIMIT:
