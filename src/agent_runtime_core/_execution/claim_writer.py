@@ -242,7 +242,8 @@ class ClaimWriter:
         self, target: Committer, ops: Sequence[Op], error: Exception, began: float, tries: int
     ) -> bool:
         """Return whether a commit that an outage has failed is repeated, after a pause if it lasts."""
-        if tries <= BUSY_ATTEMPTS and isinstance(error, StorageBusy):
+        quiet = BUSY_ATTEMPTS if self.outlast is None else 1  # a connection that was cut is no outage yet
+        if tries <= quiet and isinstance(error, StorageBusy):
             return True
         # What a claim gets would have a part of its lease only, if it were repeated for long.
         if self.outlast is None or any(op.name == "queue.claim" for op in ops):

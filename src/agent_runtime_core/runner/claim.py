@@ -99,7 +99,7 @@ class HeldClaim(LeasedRun):
 
     def _new_writer(self) -> ClaimWriter:
         writer = ClaimWriter(self.row, *self.backends, self.clock)
-        writer.outlast = self._outlast
+        writer.outlast = None if self.inline else self._outlast
         if self._tracer is not None:
             writer.on_events = partial(self._tracer.events, known_uuid(self.row.run_id))
         return writer
@@ -180,10 +180,9 @@ class HeldClaim(LeasedRun):
         self._outlasted_until = now
         if control.lost or control.release_requested:
             return False
-        if self.inline or not self.leaving:
-            since = min(began, self.answered_at) if self.inline else self.answered_at
-            if control.stopped is Stop.OUTAGE or now - since > self.config.silence_seconds:
-                return False
+        is_late = control.stopped is Stop.OUTAGE or now - self.answered_at > self.config.silence_seconds
+        if is_late and not self.leaving:
+            return False
         await self.clock.sleep_for(OUTAGE_PAUSE)
         return True
 
