@@ -533,9 +533,9 @@ class StepJournal(Generic[W_co]):
         try:
             return cast("list[Any]", await self.writer.append(record, queue=queue))
         except (StorageBusy, StorageFull) as error:
-            if self.writer.is_newest((record,)):
-                raise  # the writer has repeated the commit already
             is_unknown = isinstance(error, StorageBusy)
+            if self.writer.is_newest((record,)) or not (is_unknown or self.writer.outlast):
+                raise  # the writer has repeated the commit already
         if is_unknown and await self.writer.confirm_record(record) is not None:
             await self.writer.publish_events(record)
             return None
@@ -620,7 +620,7 @@ class UnconfirmedWrites:
                 if isinstance(later, StorageBusy):
                     later.tries += error.tries
                 error = later
-        while isinstance(error, StorageFull):  # nothing was written
+        while isinstance(error, StorageFull) and self._writer.outlast:  # nothing was written
             try:
                 if not self._writer.is_newest(records):
                     records = self.renumbered(records)

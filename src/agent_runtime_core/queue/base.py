@@ -347,8 +347,7 @@ class RunQueue(Backend):
                 # A store that does not reply would delay the error once more: release before the next claim instead.
                 self.unconfirmed_tickets.update(want.tickets)
             else:
-                with contextlib.suppress(AgentRuntimeError):
-                    await self.give_back(want.tickets)
+                await self.try_give_back(want.tickets)
             raise
 
     async def _release_abandoned(self, run_id: str | None = None) -> None:
@@ -378,6 +377,13 @@ class RunQueue(Backend):
                         row.run_id,
                         self.unchanged_update(row, row.claim_id)._replace(status="pending", parked=row.parked),
                     )
+
+    async def try_give_back(self, tickets: Sequence[str]) -> None:
+        """Release the runs that were claimed with these tickets. If that fails, the next claim does it."""
+        try:
+            await self.give_back(tickets)
+        except AgentRuntimeError:
+            self.unconfirmed_tickets.update(tickets)
 
     def confirm(self, ends: set[str]) -> None:
         """Forget the unconfirmed tickets with these random bits: their claims have reached their caller."""

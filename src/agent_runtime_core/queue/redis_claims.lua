@@ -42,7 +42,7 @@ end
 -- Decodes a ClaimRequest, with its times on the server's clock.
 local function wanted(cells)
   local since = by_server and now() or 0
-  local before = by_server and not cells[8] and present(cells[4]) or since
+  local before = by_server and not cells[8] and present(cells[4]) or math.huge
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
     lease_now = math.min(since + cells[5], before), wall = by_server and text(now()) or text(cells[6]),

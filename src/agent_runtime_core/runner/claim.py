@@ -216,8 +216,7 @@ class HeldClaim(LeasedRun):
             await self.update(renew=ticket, **changes)
         except (StorageBusy, asyncio.CancelledError):
             # If the new claim was committed, no process knows of it.
-            with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.give_back((ticket,))
+            await self.backends.queue.try_give_back((ticket,))
             raise
         self.writer.revoke()  # code of the failed attempt that still runs must not write into the next one
         self.writer = self._new_writer()
@@ -378,8 +377,7 @@ class HeldClaim(LeasedRun):
             claimed = (await self.writer.update_run(update, records, [*ops, claim], events=events))[-1]
         except (*OUTAGE, asyncio.CancelledError) as error:
             # Whether the next run was claimed is unknown: it is given back. Then this end is committed for certain.
-            with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.give_back(request.tickets)
+            await self.backends.queue.try_give_back(request.tickets)
             if isinstance(error, asyncio.CancelledError):
                 raise
             await self.writer.update_run(update, records, ops, events=events)
