@@ -277,6 +277,7 @@ class HeldClaim(LeasedRun):
         """
         if self.control.lost:
             return
+        self.writer.outlast = None
         with contextlib.suppress(AgentRuntimeError, RowChanged):
             await self.release()
             return
