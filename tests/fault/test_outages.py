@@ -19,6 +19,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._engines.sqlite.group_commit import GroupCommitter
+from agent_runtime_core.queue import RedisQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
 from tests.support.fault_runs import Agent, settings, until
@@ -187,3 +188,87 @@ async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, capl
         assert left[1] == 0, "the disk was full"
         assert set(working.ran.values()) == {1}
     assert outage_records(caplog) == (1, 1)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_no_lease_is_taken_over_right_after_redis_was_away(restarted: bool) -> None:
+    """A process that comes later, and so has seen nothing of the outage, gives the others time to renew as well."""
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
+        queue = RedisQueue(server.url)
+        run_id = (await queue.enqueue(None, "a", {})).run_id
+        assert await queue.claim("first", 1.5) is not None
+        if restarted:
+            await killed(server, 1.6)
+        else:
+            await stopped(server, 1.6)
+        later = RedisQueue(server.url.replace("127.0.0.1", "localhost"))
+        assert await later.claim("second", 1.5) is None
+        assert await queue.extend_lease(run_id, "first", 0.001)
+        found = await taken(later, "second")
+        assert (found.run_id, found.attempt) == (run_id, 2), "the lease has ended for good"
+        await later.close()
+        await queue.close()
+
+
+@pytest.mark.redis
+async def test_a_lease_that_had_ended_before_nobody_came_is_taken_over() -> None:
+    """As with a worker that a timer starts: the store cannot tell the absence of all workers from its own."""
+    with RedisServer() as server:
+        queue = RedisQueue(server.url)
+        await queue.enqueue(None, "a", {})
+        assert await queue.claim("first", 0.3) is not None
+        await asyncio.sleep(0.4)
+        assert await queue.claim("second", 0.3) is None
+        await asyncio.sleep(0.4)
+        assert (await queue.claim("second", 0.3)).attempt == 2
+        await queue.close()
+
+
+async def taken(queue: RedisQueue, worker: str) -> Any:
+    async with asyncio.timeout(10):
+        while (found := await queue.claim(worker, 1.5)) is None:  # noqa: ASYNC110 - the server's clock decides
+            await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.mark.redis
+async def test_a_worker_on_redis_that_ends_in_order_releases_its_runs() -> None:
+    with RedisServer() as server:
+        working = Fleet(server.url)
+        runner, begun = working.runners[0], asyncio.Event()
+
+        async def endless(ctx: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        runner.registry.register(Agent("endless", endless))
+        run_id = await runner.submit("endless", {})
+        loop = asyncio.create_task(runner.run_loop(0.1, handle_signals=False))
+        await begun.wait()
+        runner.stop()
+        await loop
+        row = await working.runners[1].queue.require(run_id)
+        assert (row.status, row.attempt, row.lease_until) == ("pending", 1, 0.0)
+        for each in working.runners:
+            await each.close()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (30, 10)),
+        ({"lease_ttl_seconds": 60}, (60, 10)),
+        ({"heartbeat_interval_seconds": 5}, (30, 5)),
+        ({"lease_ttl_seconds": 60, "heartbeat_interval_seconds": 30}, (60, 30)),
+    ],
+)
+async def test_redis_has_a_shorter_lease_where_none_is_set(
+    changes: dict[str, Any], expected: tuple[float, float], tmp_path: Path
+) -> None:
+    with RedisServer() as server:
+        async with AgentRunner.open(server.url, config=settings(**changes)) as runner:
+            assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == expected
+    async with AgentRunner.open(tmp_path / "runs.db", config=settings()) as runner:
+        assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == (60, 30)

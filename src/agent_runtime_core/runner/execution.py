@@ -231,10 +231,7 @@ class RunExecution:
     async def _resume_after_outage(self, pause: float) -> None:
         """Wait until the store answers, and continue under a new claim id, as the same attempt.
 
-        The old claim id is good for that as long as no other worker has claimed the run, even if its lease has ended.
-
-        Args:
-            pause: Seconds before that.
+        That is possible until another worker has claimed the run, even if the lease has ended.
         """
         claim, row = self.claim, self.claim.row
         await self.calls.pause(pause)
