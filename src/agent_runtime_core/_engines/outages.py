@@ -41,13 +41,13 @@ class StoreOutage:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, store: Any, clock: Clock) -> StoreOutage:
-        """Return the outages of a store: an engine, or a backend without one."""
+    def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
+        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location."""
         with cls._of_lock:
             found = cls._of.get(store)
             if found is None:
-                name = getattr(store, "location", None) or type_name(type(store))
-                found = cls._of[store] = cls(brief(name, 500), clock)
+                name = name or brief(getattr(store, "location", None) or type_name(type(store)), 500)
+                found = cls._of[store] = cls(name, clock)
             return found
 
     def noticed(self, error: Exception) -> None:

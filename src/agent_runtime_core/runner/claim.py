@@ -14,7 +14,7 @@ from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._core.log import log
 from .._engines.base import Committer, Guard, Op
-from .._engines.outages import OUTAGE
+from .._engines.outages import OUTAGE, StoreOutage
 from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
 from .._execution.run_control import RunControl, Stop
@@ -223,6 +223,21 @@ class HeldClaim(LeasedRun):
         self.register()
         self.leaving = False
         self._heartbeat.look(asyncio.get_running_loop())  # a cancellation that arrived in between was ignored
+
+    async def outlast_outage(self) -> bool:
+        """Wait until the store answers, and continue under a new claim id, as the same attempt.
+
+        That is possible until another worker has claimed the run, even if the lease has ended.
+
+        Returns:
+            Whether the store has answered immediately.
+        """
+        row, began = self.row, self.clock.monotonic()
+        await self.renew(failures=row.failures, crashes_in_row=row.crashes_in_row)
+        self.control.resume_after_outage(self.clock.monotonic())
+        self.replace_row(parked=int(self.attempt_recorded), reason="outage")
+        log.info("%s continues after an outage of its store, attempt %d", self.label, row.attempt)
+        return StoreOutage.of(self._queue_commits, self.clock).failed_at < began
 
     def replace_row(self, **values: Any) -> None:
         """Continue with the row as a worker would claim it now."""

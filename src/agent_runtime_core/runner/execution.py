@@ -211,36 +211,29 @@ class RunExecution:
     # -- attempts
 
     async def _run(self) -> RunResult | None:
-        pause, resumed = OUTAGE_PAUSE / 2, False
+        pause, resumed, other = OUTAGE_PAUSE / 2, False, None
         while True:
             try:
                 decision = await self._start_attempt(resumed=resumed)
             except OUTAGE as error:
                 if self.inline or self.control.release_requested:
                     raise
-                StoreOutage.of(self.backends.queue.commits, self.claim.clock).noticed(error)
-                decision = StoreAway()
+                decision = StoreAway(error)
             if isinstance(decision, StoreAway):
-                # The store that failed may be another one than that of the claim, which answers.
                 pause = OUTAGE_PAUSE if self._has_progressed() else min(2 * pause, OUTAGE_DELAY)
-                await self._resume_after_outage(pause)
-            elif not isinstance(decision, RetryHere):
-                return self.result
+                await self.calls.pause(pause)
+                if await self.claim.outlast_outage() and decision.error is not None:
+                    # Another store than that of the claim has failed.
+                    other = StoreOutage.of(self.services, self.claim.clock, "of this runner")
+                    other.noticed(decision.error)
+                if self.services.slots is not None:
+                    self.services.slots.reclaim(self.control)
+            else:
+                if other is not None:
+                    other.answered()
+                if not isinstance(decision, RetryHere):
+                    return self.result
             resumed = True
-
-    async def _resume_after_outage(self, pause: float) -> None:
-        """Wait until the store answers, and continue under a new claim id, as the same attempt.
-
-        That is possible until another worker has claimed the run, even if the lease has ended.
-        """
-        claim, row = self.claim, self.claim.row
-        await self.calls.pause(pause)
-        await claim.renew(failures=row.failures, crashes_in_row=row.crashes_in_row)
-        self.control.resume_after_outage(claim.clock.monotonic())
-        if self.services.slots is not None:
-            self.services.slots.reclaim(self.control)
-        claim.replace_row(parked=int(claim.attempt_recorded), reason="outage")
-        log.info("%s continues after an outage of its store, attempt %d", claim.label, row.attempt)
 
     async def _start_attempt(self, *, resumed: bool) -> Decision:
         # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and

@@ -165,7 +165,9 @@ class NothingToDo:
 
 @dataclass(frozen=True)
 class StoreAway:
-    """The attempt resumes in this process as soon as its store answers. No attempt is used."""
+    """The attempt resumes in this process as soon as its store answers. No attempt is used. `error` is of the store."""
+
+    error: Exception | None = None
 
 
 Decision = End | Cancelled | AskAgent | Retry | Released | NothingToDo | StoreAway
