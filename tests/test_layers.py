@@ -56,7 +56,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_core.codec": ["tagged type_hints", "json", "json_slices models", "typed"],
     "_engines": [
-        "base notifier os_errors",
+        "base notifier os_errors outages",
         "commit_request memory shared_engine",
         "payloads",
         "sqlite",

@@ -54,6 +54,13 @@ _PRICES = frozenset({"input", "output", "cached_input", "cache_write", "cache_wr
 _LOCATION_OPTIONS = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 
 
+class DefaultSeconds(int):
+    """A default that differs from the same number set by the user. A queue may recommend another number."""
+
+
+HEARTBEAT_SECONDS, LEASE_SECONDS = DefaultSeconds(30), DefaultSeconds(60)
+
+
 @with_known_names
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RuntimeConfig:
@@ -93,8 +100,8 @@ class RuntimeConfig:
     run_timeout_seconds: float = 300
     #: Seconds after which an attempt that records nothing ends; None is no limit.
     stall_timeout_seconds: float | None = None
-    heartbeat_interval_seconds: float = 30
-    lease_ttl_seconds: float = 60
+    heartbeat_interval_seconds: float = HEARTBEAT_SECONDS
+    lease_ttl_seconds: float = LEASE_SECONDS
     max_retries: int = 3
     #: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
     max_crashes: int = 3

@@ -32,6 +32,7 @@ from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 from tests.support.fault_runs import KINDS, Store, drop, settings, store
+from tests.support.runs import interrupted
 from tests.support.scripted_model import Scripted, asks, call
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
@@ -390,15 +391,16 @@ async def test_a_fork(kind: str, way: Way, tmp_path: Path) -> None:
 async def test_a_result_whose_commit_is_refused(
     kind: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a full disk: the payment was made, and its result is not in the journal."""
+    """As on a full disk: the payment was made, and its result is not in the journal when the worker ends."""
     async with store(kind, tmp_path) as here:
         case = Case(here, "timeout", way, "fail")
         case.bank.ending = None
         runner = here.runner(SETTINGS)
-        commit = runner.state_store.commits.commit
+        commit, refused = runner.state_store.commits.commit, list[Any]()
 
         async def refuse(guard: Any, ops: Sequence[Op]) -> Any:
             if any(_is_end_of_payment(op.args[1]) for op in ops if op.name == "journal.append"):
+                refused.append(ops)
                 raise StorageFull("the disk is full")
             return await commit(guard, ops)
 
@@ -406,8 +408,10 @@ async def test_a_result_whose_commit_is_refused(
         await runner.submit(case.name, run_id=case.name)
         with monkeypatch.context() as patch:
             patch.setattr(runner.state_store.commits, "commit", refuse)
-            await worked(runner)
-        assert "StorageFull" in str((await runner.wait(case.name, timeout=5)).error)
+            await interrupted(runner, refused)
+        assert (await runner.get_run(case.name)).attempt == 1
+        await worked(runner)
+        assert "StepInDoubt" in str((await runner.wait(case.name, timeout=5)).error)
         fork = await runner.fork(case.name, "first")
         await runner.resume(case.name)
         await case.settle(runner)

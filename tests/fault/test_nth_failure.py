@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import StorageBusy, StorageError, StorageFull
-from agent_runtime_core.runner import claim
+from agent_runtime_core.runner import claim, execution
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.support.fault_runs import KINDS, consistent, store
+from tests.support.fault_runs import KINDS, consistent, settings, store
 
 Agent = Callable[[Any], Awaitable[Any]]
 
@@ -136,6 +137,8 @@ async def test_execute_survives_each(
 @pytest.fixture(autouse=True)
 def _put_off_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "OUTAGE_DELAY", 0.0)
+    monkeypatch.setattr(claim, "OUTAGE_PAUSE", 0.0)
+    monkeypatch.setattr(execution, "OUTAGE_PAUSE", 0.0)
 
 
 async def lease_over(runner: Any, run_id: Any) -> bool:
@@ -186,3 +189,65 @@ async def test_a_worker_survives_each(
             await settled(runner, str(run_id))
             faults.calls = calls
         assert n > 5
+
+
+OUTAGES = [
+    pytest.param(StorageBusy, 15, False, id="away"),
+    pytest.param(StorageBusy, 15, True, id="away-reply-lost"),
+    pytest.param(StorageFull, 15, False, id="full"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("error", "burst", "after"), OUTAGES)
+async def test_an_outage_that_begins_at_any_call_uses_no_attempt(
+    kind: str, error: type[StorageError], burst: int, after: bool, tmp_path: Path
+) -> None:
+    """Its worker executes the run to its end under one claim, as the first attempt."""
+    ran: Counter[str] = Counter()
+    caught: list[Exception] = []
+
+    async def careless(ctx: Any) -> Any:
+        def act(name: str) -> str:
+            ran[name] += 1
+            return name
+
+        try:
+            await ctx.step("plain", act, "plain")
+            await ctx.step("guarded", act, "guarded", on_in_doubt=lambda: None)
+            await ctx.emit("half.way", {})
+            await asyncio.gather(*(ctx.step(name, act, name) for name in ("left", "right")))
+            await ctx.checkpoint({"n": 1})
+            return await ctx.step("last", act, "last")
+        except Exception as found:  # noqa: BLE001 - as code of users does
+            caught.append(found)
+            raise RuntimeError("the code takes the outage for a failure") from None
+
+    async with store(kind, tmp_path) as here:
+        here.agent("a", careless)
+        runner = here.runner(settings(max_retries=1, max_crashes=1))
+        faults = Faults(here.engine)
+        n = 0
+        while n == 0 or faults.calls >= n:
+            n += 1
+            ran.clear()
+            run_id = await runner.submit("a")
+            faults.arm(n, burst, error, after=after)
+            async with asyncio.timeout(20):
+                while not await claimed_and_executed(runner, error):
+                    pass
+            calls, faults.burst = faults.calls, 0
+            row = await runner.queue.require(run_id)
+            assert (row.status, row.attempt, row.failures, row.crashes) == ("succeeded", 1, 0, 0), (n, row.error)
+            assert caught == []
+            assert dict(ran) == dict.fromkeys(("plain", "guarded", "left", "right", "last"), 1), n
+            await settled(runner, str(run_id))
+            faults.calls = calls
+        assert n > 5
+
+
+async def claimed_and_executed(runner: Any, error: type[StorageError]) -> bool:
+    try:
+        return bool(await runner.run_once())
+    except error:  # of the claim
+        return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import ProviderUnavailable, RateLimited, StorageBusy
+from agent_runtime_core.errors import ProviderUnavailable, RateLimited, UnknownEncryptionKey
 from agent_runtime_core.llm._retries import Breakers, Key
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.claim import OUTAGE_DELAY
@@ -113,9 +113,9 @@ async def test_runs_that_workers_put_off(
         assert {(await runner.get_run(each)).status.value for each in ids} == {"succeeded"}
 
 
-async def test_runs_that_a_store_kept_from_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_that_this_process_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(drive: RunExecution) -> Any:
-        raise StorageBusy("the journal is away")
+        raise UnknownEncryptionKey("k1", "journal of a run")
 
     async def code(ctx: Any) -> None: ...
 
@@ -126,7 +126,7 @@ async def test_runs_that_a_store_kept_from_going_on(tmp_path: Path, monkeypatch:
         ids = [await runner.submit("a") for _ in range(RUNS)]
         monkeypatch.setattr(RunExecution, "_run", away)
         for _ in ids:
-            with pytest.raises(StorageBusy):
+            with pytest.raises(UnknownEncryptionKey):
                 await runner.run_once()
         apart([(await runner.queue.require(each)).due_at - clock.wall() for each in ids], OUTAGE_DELAY)
 

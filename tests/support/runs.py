@@ -176,6 +176,14 @@ async def soon(condition: Callable[[], bool], seconds: float = 10) -> None:
             await asyncio.sleep(0.001)
 
 
+async def interrupted(runner: AgentRunner, refused: list[Any]) -> None:
+    """Have a worker execute a run until the store has refused some commits, which it lists, and end the worker."""
+    going = asyncio.ensure_future(runner.run_once())
+    await soon(lambda: len(refused) > 3)
+    going.cancel()
+    await asyncio.wait([going])
+
+
 async def twice(rig: Rig, body: Any, run_id: str = "r", **options: Any) -> tuple[Any, Any]:
     """What the body returns in a life that fails right after it, and in the next one."""
     made: list[Any] = []

@@ -494,11 +494,10 @@ async def test_an_outage_of_the_store_uses_no_attempt(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(store, "get", away)
         run_id = await runner.submit("plain", chat(said("user", "one")))
-        with pytest.raises(StorageBusy):
-            await runner.run_once()
+        assert await runner.run_once()
         info = await runner.get_run(run_id)
-        assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "StorageBusy")
-        assert agent.given == []
+        assert (info.status, info.attempt) == (RunStatus.SUCCEEDED, 1)
+        assert (len(agent.given), failures) == (1, [])
 
 
 # -- clients that send the earlier messages themselves

@@ -371,9 +371,10 @@ async def test_an_outage_of_the_store_is_no_failure_of_a_step() -> None:
         raise StorageBusy
 
     async with Rig() as rig:
-        error = await failure(rig, Plan([PlanStep(1, "away")]), tools(Tool.from_function(away)))
-        assert isinstance(error, StorageBusy)
-        assert await rig.told("step.retrying") == []
+        with pytest.raises(StorageBusy):
+            await failure(rig, Plan([PlanStep(1, "away")]), tools(Tool.from_function(away)))
+        assert await rig.told("step.failed") == []
+        assert (await rig.runner.get_run("r")).attempt == 1
 
 
 # -- people

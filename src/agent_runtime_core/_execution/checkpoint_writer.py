@@ -49,6 +49,7 @@ class CheckpointWriter:
     claim_id: str = ""
     max_delay: float = -1.0  # below 0, so that the start of a step is never merged into its end
     closed_error: None = None
+    outlast: None = None
 
     def __init__(
         self, ctx: Any, key: str = "", poll_interval: float = 0.5, labels: Mapping[Identity, str] | None = None

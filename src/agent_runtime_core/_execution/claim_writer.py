@@ -22,6 +22,7 @@ from .._core.per_loop import PerLoop
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must, type_name
 from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, end_fence
+from .._engines.outages import OUTAGE, StoreOutage
 from .._journal.record import (
     ATTEMPT,
     DONE,
@@ -48,7 +49,8 @@ from ..tracing.tracer import EventMaker, TracedEvent
 from .run_writer import OUTCOME_UNKNOWN, ChildCall, Row, UnconfirmedWrite
 
 _new = tuple.__new__
-#: How often a commit without an answer is repeated. A repeat changes nothing if the first commit was applied.
+#: How often a commit without an answer is repeated, if `ClaimWriter.outlast` does not decide it. A repeat changes
+#: nothing if the first commit was applied.
 BUSY_ATTEMPTS = 2
 
 
@@ -78,6 +80,8 @@ class ClaimWriter:
             called later, in another thread, so that a step does not wait for it.
         on_write: Called with each write of the run's code; None without a stall limit.
         closed_error: Why the step of that name must not start; None while steps may start.
+        outlast: Waits during an outage, which began at that monotonic time, before a commit is repeated. Returns False
+            if the commit must fail instead. None: it fails after `BUSY_ATTEMPTS`.
         unconfirmed: Commits with an unknown outcome, oldest first.
         parent_id: The run that called this one. None if there is none, and once its lineage was read.
         arrival: The order of arrival of the run, which tells it from a deleted run with the same id.
@@ -107,6 +111,7 @@ class ClaimWriter:
         self.on_events: Callable[[EventMaker], None] | None = None
         self.on_write: Callable[[], None] | None = None
         self.closed_error: Callable[[str], Exception] | None = None
+        self.outlast: Callable[[float], Awaitable[bool]] | None = None
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
         self.call: ChildCall | None = None
@@ -219,21 +224,39 @@ class ClaimWriter:
             raise
 
     async def _commit_repeatedly(self, target: Committer, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit; repeat a commit without an answer while that keeps the order of the journal."""
+        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal."""
+        began, tries = 0.0, 0
         try:
-            for _ in range(BUSY_ATTEMPTS):
+            while True:
                 try:
-                    return await target.commit(guard, ops)
-                except StorageBusy:
+                    results = await target.commit(guard, ops)
+                except OUTAGE as error:
                     if not self.is_newest(_records_in(ops)):
                         raise
-            try:
-                return await target.commit(guard, ops)
-            except StorageBusy as error:
-                error.tries = BUSY_ATTEMPTS + 1
-                raise
+                    began, tries = began or self.clock.monotonic(), tries + 1
+                    if not await self._may_repeat(target, ops, error, began, tries):
+                        if isinstance(error, StorageBusy):
+                            error.tries = tries
+                        raise
+                else:
+                    if tries:
+                        StoreOutage.of(target, self.clock).answered()
+                    return results
         except LeaseLost as error:  # the engine does not know the name that the caller gave the run
             raise LeaseLost(error.key, error.token, self._run_key) from error
+
+    async def _may_repeat(
+        self, target: Committer, ops: Sequence[Op], error: Exception, began: float, tries: int
+    ) -> bool:
+        """Return whether a commit that an outage has failed is repeated, after a pause if it lasts."""
+        quiet = BUSY_ATTEMPTS if self.outlast is None else 1  # a connection that was cut is no outage yet
+        if tries <= quiet and isinstance(error, StorageBusy):
+            return True
+        # What a claim gets would have a part of its lease only, if it were repeated for long.
+        if self.outlast is None or any(op.name == "queue.claim" for op in ops):
+            return False
+        StoreOutage.of(target, self.clock).noticed(error)
+        return await self.outlast(began)
 
     async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
         """Commit without waiting for it, if the engine can."""

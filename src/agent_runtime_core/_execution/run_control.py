@@ -183,6 +183,8 @@ class Stop(Enum):
     OTHER_CODE = "code of another version"
     #: A document is encrypted with a key that this process lacks: the run is left to a worker that has the key.
     MISSING_KEY = "missing key"
+    #: The store of the claim does not answer, and the lease may end before it does: this process resumes the attempt.
+    OUTAGE = "outage"
 
 
 _QUIET_REFUSALS = 100  # refused calls after which each further one takes a while
@@ -337,6 +339,16 @@ class RunControl:
     def close(self) -> None:
         """Refuse all later calls of the context, because the claim has ended."""
         self.closed = self.refuses = True
+
+    def resume_after_outage(self, now: float) -> None:
+        """Accept calls of the next context. The writes of contexts before it are refused, as their claim id is old.
+
+        Args:
+            now: Monotonic time.
+        """
+        self.resume_timer(now)
+        if self.stopped is Stop.OUTAGE:
+            self.stopped, self.refuses, self.cancel_requested = None, self.closed, False
 
     def code_ended(self) -> None:
         """Note that the code of the attempt has returned or raised, also in a thread: a later stop changes nothing."""

@@ -91,6 +91,10 @@ class StepWriter(Protocol):
         """Seconds that a buffered record may wait for a commit; 0 if none waits."""
 
     @property
+    def outlast(self) -> Callable[[float], Awaitable[bool]] | None:
+        """Waits during an outage before a commit is repeated; None if an outage is raised."""
+
+    @property
     def closed_error(self) -> Callable[[str], Exception] | None:
         """Why the step of that name must not start; None if steps may start."""
 
@@ -198,6 +202,7 @@ class ReadOnlyWriter:
     earlier: Final[dict[str, Any]] = {}
     max_delay: Final = 0.0
     redaction: Final = None
+    outlast: Final = None
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.run_id: str = row.run_id

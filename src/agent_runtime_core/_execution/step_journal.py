@@ -12,7 +12,7 @@ from .._core.ids import RunTrace, unbroken
 from .._core.redaction import Redaction
 from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, start_events, with_start_info
-from ..errors import JournalMismatch, StorageBusy
+from ..errors import JournalMismatch, StorageBusy, StorageFull
 from . import journal_view
 from .run_control import RunControl, Stop
 from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
@@ -556,10 +556,11 @@ class StepJournal(Generic[W_co]):
             self.unconfirmed.failed_attempts[record.name, record.key] = record.attempt
         try:
             return cast("list[Any]", await self.writer.append(record, queue=queue))
-        except StorageBusy:
-            if self.writer.is_newest((record,)):
+        except (StorageBusy, StorageFull) as error:
+            is_unknown = isinstance(error, StorageBusy)
+            if self.writer.is_newest((record,)) or not (is_unknown or self.writer.outlast):
                 raise  # the writer has repeated the commit already
-        if await self.writer.confirm_record(record) is not None:
+        if is_unknown and await self.writer.confirm_record(record) is not None:
             await self.writer.publish_events(record)
             return None
         return cast("list[Any]", await self.writer.append(*self.unconfirmed.renumbered((record,)), queue=queue))
@@ -642,6 +643,17 @@ class UnconfirmedWrites:
             except BaseException as later:  # noqa: BLE001 - returned or raised below
                 if isinstance(later, StorageBusy):
                     later.tries += error.tries
+                error = later
+        while isinstance(error, StorageFull) and self._writer.outlast:  # nothing was written
+            try:
+                if not self._writer.is_newest(records):
+                    records = self.renumbered(records)
+                await self._writer.append(*records)
+                self._view.add(records)
+                return None
+            except BaseException as later:  # noqa: BLE001 - returned or raised below
+                if isinstance(later, StorageFull) and self._writer.is_newest(records):
+                    return later  # the writer has repeated the commit already
                 error = later
         if not isinstance(error, OUTCOME_UNKNOWN):
             return error

@@ -17,6 +17,7 @@ from .._core.redaction import Redaction
 from .._core.timeouts import contain, contained, replaced_cancellation, with_time_limit
 from .._core.validation import must
 from .._engines.base import Op
+from .._engines.outages import OUTAGE
 from .._journal.record import FAILED, RETRYING, Record
 from ..errors import (
     LeaseLost,
@@ -465,6 +466,8 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
             info["charged"] = stored_charges(scope.charged)
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
+    if delay is None and isinstance(cause, OUTAGE) and journal.writer.has_journal:
+        postponed = 0.0  # of a store that the function has called: the run resumes when it answers
     if leaves:
         info["retry_delay"] = 0.0
     elif delay is not None or postponed is not None:

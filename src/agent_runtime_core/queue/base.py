@@ -26,6 +26,7 @@ from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, is_uuid, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
 from .._core.validation import Shown, must
 from .._engines.base import Backend, Guard, Op
+from .._engines.outages import OUTAGE
 from ..errors import MOST_NAMED, AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
@@ -113,6 +114,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
+    #: Settings of a runner on this queue, where the user sets none.
+    recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
     keeps_rows: ClassVar[str] = ""
     #: Name of the operation that returns the number of a run's messages; "" if reading them takes no call of a server.
@@ -351,15 +354,23 @@ class RunQueue(Backend):
                 # A store that does not reply would delay the error once more: release before the next claim instead.
                 self.unconfirmed_tickets.update(want.tickets)
             else:
-                with contextlib.suppress(AgentRuntimeError):
-                    await self.give_back(want.tickets)
+                await self.try_give_back(want.tickets)
             raise
 
     async def _release_abandoned(self, run_id: str | None = None) -> None:
         """Release the claims of this process that no code executes any more."""
-        for abandoned, how in self.live_claims.abandoned(run_id):
-            with contextlib.suppress(AgentRuntimeError, RowChanged):  # it was released or lost since
-                await self.settle(abandoned, how)
+        claims = self.live_claims
+        for abandoned, how in (*claims.abandoned(run_id), *claims.owed_releases()):
+            await self.try_release(abandoned, how)
+
+    async def try_release(self, run_id: str, how: RunUpdate) -> None:
+        """Release a claim. If an outage prevents it, the next heartbeat or claim of this process does it."""
+        try:
+            await self.settle(run_id, how)
+        except OUTAGE:
+            self.live_claims.owe_release(run_id, how)
+        except (AgentRuntimeError, RowChanged):  # it was released or lost since
+            pass
 
     async def give_back(self, tickets: Sequence[str]) -> None:
         """Release the runs that were claimed with these tickets, if any."""
@@ -373,6 +384,13 @@ class RunQueue(Backend):
                         row.run_id,
                         self.unchanged_update(row, row.claim_id)._replace(status="pending", parked=row.parked),
                     )
+
+    async def try_give_back(self, tickets: Sequence[str]) -> None:
+        """Release the runs that were claimed with these tickets. If that fails, the next claim does it."""
+        try:
+            await self.give_back(tickets)
+        except AgentRuntimeError:
+            self.unconfirmed_tickets.update(tickets)
 
     def confirm(self, ends: set[str]) -> None:
         """Forget the unconfirmed tickets with these random bits: their claims have reached their caller."""

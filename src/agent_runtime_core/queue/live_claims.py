@@ -9,10 +9,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 from .._core.clock import Clock, Duration
+from .._engines.outages import StoreOutage
 from .records import RunRow, RunUpdate
 
 INTERVAL = 30.0  # heartbeat interval of processes on this store, if this process has no runner
 DEFERRED_INTERVALS = 1.25  # a heartbeat that waited for a whole interval needs some time for its commit
+AGES = 1e9  # seconds, more than any lease lasts
 _SAME = 0.01  # seconds by which two clocks differ that were read one after the other; no heartbeat is shorter
 
 
@@ -39,17 +41,20 @@ class LiveClaims:
 
     Args:
         clock: The clock of the store in this process.
+        outage: The outages of the store.
     """
 
     _of: ClassVar[WeakKeyDictionary[Any, LiveClaims]] = WeakKeyDictionary()
     _of_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, outage: StoreOutage) -> None:
         self._clock = clock
         self._holders: tuple[ref[ClaimHolder], ...] = ()  # replaced as a whole: each claim reads it, in any thread
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
         self.posts: int = 0  # messages that this process was asked to post
+        self._outage = outage
+        self._owed: dict[str, RunUpdate] = {}  # releases that an outage has refused, by run id
         self._before, self._until = 0.0, float("-inf")  # boot time before the suspend; end of the deferral
 
     @classmethod
@@ -58,13 +63,16 @@ class LiveClaims:
         with cls._of_lock:
             found = cls._of.get(store)
             if found is None:
-                found = cls._of[store] = cls(clock)
+                found = cls._of[store] = cls(clock, StoreOutage.of(store, clock))
             return found
 
     def add(self, holder: ClaimHolder) -> None:
         """Ask this holder too, as long as it exists."""
         with self._lock:
             self._holders = (*(each for each in self._holders if each() is not None), ref(holder))
+
+    def _interval(self) -> float:
+        return max((holder.interval for holder in self._all()), default=INTERVAL)
 
     def _all(self) -> list[ClaimHolder]:
         return [holder for each in self._holders if (holder := each()) is not None]
@@ -73,11 +81,17 @@ class LiveClaims:
         """Compare the clocks, and return the seconds that do not count against leases at this moment.
 
         They are those since the suspend began, or at most one heartbeat interval more: it is not known when it began.
+        After an outage of the store, no lease is taken over for one interval: all processes renew theirs first.
         """
         boot, now = self._clock.boot(), self._clock.monotonic()
+        failed_at = self._outage.failed_at
+        if failed_at >= 0 and (
+            self._outage.since is not None or now - failed_at < DEFERRED_INTERVALS * self._interval()
+        ):
+            return AGES
         if (boot - self._boot) - (now - self._monotonic) < _SAME and now >= self._until:
             return 0.0
-        interval = max((holder.interval for holder in self._all()), default=INTERVAL)
+        interval = self._interval()
         with self._lock:
             awake = now - self._monotonic
             if jumped := boot - self._boot - awake > interval:
@@ -100,6 +114,19 @@ class LiveClaims:
                 it has ended.
         """
         return [claim for each in self._holders if (holder := each()) is not None for claim in holder.abandoned(run_id)]
+
+    def owe_release(self, run_id: str, how: RunUpdate) -> None:
+        """Remember a release that an outage has refused, for the next heartbeat or claim of this process."""
+        with self._lock:
+            self._owed[run_id] = how
+
+    def owed_releases(self) -> list[tuple[str, RunUpdate]]:
+        """Remove and return the releases that an outage has refused."""
+        if not self._owed:
+            return []
+        with self._lock:
+            owed, self._owed = self._owed, {}
+        return list(owed.items())
 
 
 MOST = 10_000  # runs that are remembered; of more, the earliest delayed runs follow the wall clock alone

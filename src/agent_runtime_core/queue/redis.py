@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._core.codec.json import encode
@@ -194,6 +194,8 @@ class RedisQueue(RedisBackend, RunQueue):
         "last_arrival": _last_arrival,
     }
 
+    # A process cannot see that a process on another machine has ended.
+    recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     mail_count = "queue.mail_count"
 

@@ -77,6 +77,7 @@ end
 
 ops['queue.beat'] = function(claims, lease_until)
   local answers = {}
+  if by_server then present(lease_until) end
   for i, each in ipairs(claims) do
     local row = get(each[1])
     local held = row ~= nil and row[STATUS] == 'running' and row[CLAIM_ID] == each[2]

@@ -25,12 +25,27 @@ local function all_agents()
   return found
 end
 
+-- Notes that a process claims or renews leases of this many seconds. Leases end on the server's clock, which continues
+-- while the server is away. If nobody was here for a third of a lease, all processes renew their leases first: for a
+-- while, only leases that had ended before that time are over. Returns the end of that time, or nothing.
+local function present(lease)
+  local known, third, instant = call('HMGET', P .. 'present', 'seen', 'before', 'until'), lease / 3, now()
+  local seen, before, wait = tonumber(known[1] or instant), tonumber(known[2] or 0), tonumber(known[3] or 0)
+  if instant - seen > third then
+    before, wait = seen, instant + 1.25 * third
+    write('HSET', P .. 'present', 'before', text(before), 'until', text(wait))
+  end
+  if not known[1] or instant - seen > third / 8 then write('HSET', P .. 'present', 'seen', text(instant)) end
+  return instant < wait and before or nil
+end
+
 -- Decodes a ClaimRequest, with its times on the server's clock.
 local function wanted(cells)
   local since = by_server and now() or 0
+  local before = by_server and not cells[8] and present(cells[4]) or math.huge
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
-    lease_now = since + cells[5], wall = by_server and text(now()) or text(cells[6]),
+    lease_now = math.min(since + cells[5], before), wall = by_server and text(now()) or text(cells[6]),
     agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8],
   }
 end

@@ -10,6 +10,7 @@
 -- lease:<agent>          running runs by the end of their lease
 -- lane:<key>             the active run of a group: of a concurrency key (its stored name is lane) and a tenant
 -- behind:<key>           the runs that wait for the active run, in the order of claims
+-- present                a hash of times: when a process last claimed or renewed leases, and see `present` in claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
 --
 -- These list runs by the time at which they were created; a member begins with the order of arrival and the run id:

@@ -14,6 +14,7 @@ from .._core.codec.json import encode
 from .._core.ids import known_uuid, new_ulid
 from .._core.log import log
 from .._engines.base import Committer, Guard, Op
+from .._engines.outages import OUTAGE, StoreOutage
 from .._execution.claim_writer import ClaimWriter
 from .._execution.result_codec import OmittedHistory, encode_result, error_payload
 from .._execution.run_control import RunControl, Stop
@@ -31,7 +32,8 @@ from .settings import RunnerConfig
 
 #: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
 NOTICE_SECONDS = 0.05
-OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose store was not available
+OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose contents this process could not read
+OUTAGE_PAUSE = 0.25  # seconds between two attempts to write during an outage
 
 
 class _AttemptWrites(FencedWrites):
@@ -68,13 +70,16 @@ class HeldClaim(LeasedRun):
         heartbeat: Extends the lease.
         tracer: Receives the run's events.
         waits_in_memory: The run may wait without being parked. Such time does not count, so the lease has no end.
+        inline: The run is executed in the task of its caller, who is told of an outage.
     """
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heartbeat: Heartbeat,
-        tracer: Tracer | None, *, waits_in_memory: bool,
+        tracer: Tracer | None, *, waits_in_memory: bool, inline: bool = False,
     ) -> None:  # fmt: skip
         self.row: RunRow = row
+        self.inline: bool = inline
+        self._outlasted_until = 0.0  # monotonic time until which outages are taken off the time limit
         self.backends: Backends = backends
         self.config: RunnerConfig = config
         self.clock: Clock = backends.queue.clock
@@ -98,6 +103,7 @@ class HeldClaim(LeasedRun):
         writer = ClaimWriter(self.row, *self.backends, self.clock)
         if self.control.stall_clock is not None:
             writer.on_write = self.control.note_progress
+        writer.outlast = None if self.inline else self._outlast
         if self._tracer is not None:
             writer.on_events = partial(self._tracer.events, known_uuid(self.row.run_id))
         return writer
@@ -154,6 +160,36 @@ class HeldClaim(LeasedRun):
             self.control.close()
             self.control.cancel_task()
 
+    def stop_for_outage(self, claim_id: str) -> None:
+        """Stop the code, because the store does not answer and the lease may end. The claim may still be valid."""
+        if claim_id != self.row.claim_id or self.control.closed or self.leaving:
+            return
+        if self.control.stopped is None and not self.inline:
+            self.control.stop(Stop.OUTAGE)
+            self.control.cancel_task()
+        elif self.control.stopped is not Stop.OUTAGE:
+            self.backends.queue.live_claims.owe_release(self.row.run_id, self.unchanged_release())
+            self.lose(claim_id)
+
+    async def _outlast(self, began: float) -> bool:
+        """Wait before a commit is repeated that an outage has failed; return False if the commit must fail.
+
+        The code of the run does not learn of an outage that ends before the lease may end. The end or release of a
+        run is repeated until the store answers, because the store rejects it if another worker has the run by then.
+        The time does not count against the time limit of the run.
+        """
+        control, now = self.control, self.clock.monotonic()
+        if control.paused_at is None:
+            control.paused_seconds += now - max(began, self._outlasted_until)
+        self._outlasted_until = now
+        if control.lost or control.release_requested:
+            return False
+        is_late = control.stopped is Stop.OUTAGE or now - self.answered_at > self.config.silence_seconds
+        if is_late and not self.leaving:
+            return False
+        await self.clock.sleep_for(OUTAGE_PAUSE)
+        return True
+
     def publish_heartbeat(self) -> None:
         """Publish that an attempt goes on. Not before or after it: a separate event bus would show it after the end."""
         if self.attempt_recorded and not self.control.closed and not self.leaving:
@@ -184,14 +220,28 @@ class HeldClaim(LeasedRun):
             await self.update(renew=ticket, **changes)
         except (StorageBusy, asyncio.CancelledError):
             # If the new claim was committed, no process knows of it.
-            with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.give_back((ticket,))
+            await self.backends.queue.try_give_back((ticket,))
             raise
         self.writer.revoke()  # code of the failed attempt that still runs must not write into the next one
         self.writer = self._new_writer()
         self.register()
         self.leaving = False
         self._heartbeat.look(asyncio.get_running_loop())  # a cancellation that arrived in between was ignored
+
+    async def outlast_outage(self) -> bool:
+        """Wait until the store answers, and continue under a new claim id, as the same attempt.
+
+        That is possible until another worker has claimed the run, even if the lease has ended.
+
+        Returns:
+            Whether the store has answered immediately.
+        """
+        row, began = self.row, self.clock.monotonic()
+        await self.renew(failures=row.failures, crashes_in_row=row.crashes_in_row)
+        self.control.resume_after_outage(self.clock.monotonic())
+        self.replace_row(parked=int(self.attempt_recorded), reason="outage")
+        log.info("%s continues after an outage of its store, attempt %d", self.label, row.attempt)
+        return StoreOutage.of(self._queue_commits, self.clock).failed_at < began
 
     def replace_row(self, **values: Any) -> None:
         """Continue with the row as a worker would claim it now."""
@@ -229,9 +279,9 @@ class HeldClaim(LeasedRun):
         await self.release_with(self.unchanged_release())
 
     async def release_after(self, error: Exception, jitter: float) -> None:
-        """Release the claim for some seconds, because a store was not available: that is no crash of the run.
+        """Release the claim for some seconds, because its contents cannot be read here: that is no crash of the run.
 
-        Only the queue is written to. It may be another store, and available.
+        Only the queue is written to.
         """
         self.leaving = True
         await self._release_in_queue(self._deferred(self.unchanged_release(), error, jitter))
@@ -246,6 +296,7 @@ class HeldClaim(LeasedRun):
         """
         if self.control.lost:
             return
+        self.writer.outlast = None
         with contextlib.suppress(AgentRuntimeError, RowChanged):
             await self.release()
             return
@@ -263,8 +314,7 @@ class HeldClaim(LeasedRun):
         await self._release_in_queue(update if error is None else self._deferred(update, error, jitter))
 
     async def _release_in_queue(self, update: RunUpdate) -> None:
-        with contextlib.suppress(AgentRuntimeError, RowChanged):
-            await self.backends.queue.settle(self.row.run_id, update)
+        await self.backends.queue.try_release(self.row.run_id, update)
 
     # -- end
 
@@ -347,10 +397,9 @@ class HeldClaim(LeasedRun):
         try:
             claim = Op("queue.claim", (request,))
             claimed = (await self.writer.update_run(update, records, [*ops, claim], events=events))[-1]
-        except (StorageBusy, asyncio.CancelledError) as error:
+        except (*OUTAGE, asyncio.CancelledError) as error:
             # Whether the next run was claimed is unknown: it is given back. Then this end is committed for certain.
-            with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.give_back(request.tickets)
+            await self.backends.queue.try_give_back(request.tickets)
             if isinstance(error, asyncio.CancelledError):
                 raise
             await self.writer.update_run(update, records, ops, events=events)

@@ -20,6 +20,7 @@ from .._core.log import LOGGED_RUN, LoggedRun, log
 from .._core.run_tasks import tasks_of
 from .._core.timeouts import contained, is_abandoned, wait_cancelled
 from .._core.validation import must
+from .._engines.outages import OUTAGE, StoreOutage
 from .._engines.payloads import UNREADABLE
 from .._execution.context import Context
 from .._execution.result_codec import decode_result
@@ -33,10 +34,8 @@ from ..errors import (
     JournalMismatch,
     LeaseLost,
     RedactionFailed,
-    StorageBusy,
     StorageClosed,
     StorageCorrupt,
-    StorageFull,
     UnserialisableResult,
     deciding_error,
 )
@@ -46,7 +45,7 @@ from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from . import outcomes
 from .backends import Backends
-from .claim import HeldClaim, crashes_without_progress, error_name, is_crash_suspect
+from .claim import OUTAGE_DELAY, OUTAGE_PAUSE, HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
@@ -64,6 +63,7 @@ from .outcomes import (
     Released,
     Retry,
     RetryHere,
+    StoreAway,
     TimeLimitReached,
     deferred_seconds,
     no_usage,
@@ -77,8 +77,6 @@ from .run_tracing import RunTracing
 from .settings import RunnerConfig
 
 _RUNNING = RunStatus.RUNNING.value
-#: After these errors the same run may be executed later, or by another worker.
-PASSING = (StorageBusy, StorageFull, *UNREADABLE)
 #: The runs with a concurrency key that this task is part of, by key and tenant: what it executes must not wait for
 #: them.
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar(
@@ -123,7 +121,7 @@ class RunExecution:
         self.inline: bool = inline
         in_memory = inline or services.park_after is None or services.park_after > 0
         self.claim: HeldClaim = HeldClaim(
-            row, agent, backends, config, heartbeat, services.tracer, waits_in_memory=in_memory
+            row, agent, backends, config, heartbeat, services.tracer, waits_in_memory=in_memory, inline=inline
         )
         self.control: RunControl = self.claim.control
         self.calls: GuardedCalls = GuardedCalls(
@@ -171,9 +169,9 @@ class RunExecution:
             return None
         except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
             # After an internal error a worker keeps the lease: its end is the pause before the next attempt.
-            if self.inline or not isinstance(error, Exception):
+            if self.inline or not isinstance(error, Exception) or isinstance(error, OUTAGE):
                 await self.claim.try_release()
-            elif isinstance(error, PASSING):  # a damaged store does not get better with time
+            elif isinstance(error, UNREADABLE):  # by this process; a damaged store does not get better with time
                 await self.claim.release_after(error, self._jitter())
             raise
         except GeneratorExit:  # the event loop has stopped: nothing can be awaited
@@ -232,34 +230,57 @@ class RunExecution:
     # -- attempts
 
     async def _run(self) -> RunResult | None:
+        pause, resumed, other = OUTAGE_PAUSE / 2, False, None
         while True:
-            # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
-            # released may have one; so has a fork, whose mark counts its records.
-            row, writer = self.claim.row, self.claim.writer
-            is_first = not (row.failures or row.crashes) and row.generation == 1 and row.min_step_count < 0
-            fresh = is_first and not row.parked and row.started_at == row.claimed_at
-            records = await writer.open(fresh=fresh)
-            trace = None if self.tracing is None else self.tracing.start(records)
-            # Only claims that were taken over may still write. A claim that was released does not.
-            if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
-                await self.recorder.fence(self.claim.fenced_writes())
-            journal = StepJournal(writer, records, self.control)
-            journal.trace = trace
-            if not fresh:
-                self.check_journal_length(journal)
-            if (result := await self.end_without_running(journal)) is not None:
-                return result
-            if not fresh and (other := await self._version_mismatch(records)) is not None:
-                if self.left_runs is None:
-                    raise other
-                await self.left_runs.leave(self.claim, self.agent, other, pinned=True)
-                return None
-            if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
-                await self.claim.release()
-                return None
-            await self.record_start(journal)
-            if not isinstance(await self._attempt(journal), RetryHere):
-                return self.result
+            try:
+                decision = await self._start_attempt(resumed=resumed)
+            except OUTAGE as error:
+                if self.inline or self.control.release_requested:
+                    raise
+                decision = StoreAway(error)
+            if isinstance(decision, StoreAway):
+                pause = OUTAGE_PAUSE if self._has_progressed() else min(2 * pause, OUTAGE_DELAY)
+                await self.calls.pause(pause)
+                if await self.claim.outlast_outage() and decision.error is not None:
+                    # Another store than that of the claim has failed.
+                    other = StoreOutage.of(self.services, self.claim.clock, "of this runner")
+                    other.noticed(decision.error)
+                if self.services.slots is not None:
+                    self.services.slots.reclaim(self.control)
+            else:
+                if other is not None:
+                    other.answered()
+                if not isinstance(decision, RetryHere):
+                    return self.result
+            resumed = True
+
+    async def _start_attempt(self, *, resumed: bool) -> Decision:
+        # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
+        # released may have one; so has a fork, whose mark counts its records.
+        row, writer = self.claim.row, self.claim.writer
+        is_first = not (row.failures or row.crashes) and row.generation == 1 and row.min_step_count < 0
+        fresh = is_first and not row.parked and row.started_at == row.claimed_at and not resumed
+        records = await writer.open(fresh=fresh)
+        trace = None if self.tracing is None else self.tracing.start(records)
+        # Only claims that were taken over may still write. A claim that was released does not.
+        if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
+            await self.recorder.fence(self.claim.fenced_writes())
+        journal = StepJournal(writer, records, self.control)
+        journal.trace = trace
+        if not fresh:
+            self.check_journal_length(journal)
+        if await self.end_without_running(journal) is not None:
+            return NothingToDo()
+        if not fresh and (other := await self._version_mismatch(records)) is not None:
+            if self.left_runs is None:
+                raise other
+            await self.left_runs.leave(self.claim, self.agent, other, pinned=True)
+            return NothingToDo()
+        if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
+            await self.claim.release()
+            return Released()
+        await self.record_start(journal)
+        return await self._attempt(journal)
 
     async def _version_mismatch(self, records: Sequence[Record]) -> JournalMismatch | None:
         row = self.claim.row
@@ -419,7 +440,7 @@ class RunExecution:
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = in_agent(at.tb_next)  # begins in the agent's own code, and not in `_run_agent`
         cause = deciding_error(error)
-        if isinstance(cause, (LeaseLost, KeyboardInterrupt, *UNREADABLE)):
+        if isinstance(cause, (LeaseLost, KeyboardInterrupt, *OUTAGE, *UNREADABLE)):
             raise cause
         if isinstance(cause, JournalMismatch):  # of a framework, which the context has not raised
             ctx.journal.leave(cause)
@@ -442,11 +463,14 @@ class RunExecution:
         return AttemptFacts(
             row or claim.row, claim.clock.wall(), self.config,
             time_left=self.calls.time_limit_at + control.paused_seconds - claim.clock.monotonic(),
-            progressed=len(self._completed) > self._completed_at_start,
+            progressed=self._has_progressed(),
             deferred_seconds=self._deferred_seconds, inline=self.inline, jitter=self._jitter, usage=usage,
             stop=stop, parked=control.parked, own_limits=self._own_limits,
             stall_left=float("inf") if self.calls.stall is None else self.calls.stall_left(self.calls.stall),
         )  # fmt: skip
+
+    def _has_progressed(self) -> bool:
+        return len(self._completed) > self._completed_at_start
 
     def _jitter(self) -> float:
         """Return a random share, so that runs which one failure delayed together do not resume together."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from .._core.context_vars import start_helper
 from .._core.log import log
 from .._core.per_loop import call_in_loop
 from .._engines.base import Guard, Op
+from .._engines.outages import OUTAGE, StoreOutage
 from .._execution.run_control import RunControl
 from ..queue.base import RunQueue
 from ..queue.records import RunRow, RunUpdate
@@ -53,6 +55,9 @@ class LeasedRun(Protocol):
     def lose(self, claim_id: str) -> None:
         """Note that the claim with this id was lost."""
 
+    def stop_for_outage(self, claim_id: str) -> None:
+        """Stop the code under the claim with this id: the store does not answer, and the lease may end."""
+
     def publish_heartbeat(self) -> None:
         """Publish that the lease was extended; called at most once per `heartbeat_interval_seconds`."""
 
@@ -80,6 +85,7 @@ class Heartbeat:
     def __init__(self, queue: RunQueue, config: RunnerConfig, renewal: Callable[[], list[Op]] = list) -> None:
         self.queue: RunQueue = queue
         self._queue, self._config, self._clock, self._renewal = queue, config, queue.clock, renewal
+        self._outage = StoreOutage.of(queue.commits, queue.clock)
         self._leased: dict[str, LeasedRun] = {}
         self._lock = threading.Lock()
         self._stop_timer: Callable[[], None] | None = None
@@ -157,7 +163,7 @@ class Heartbeat:
         """
         if not self._leased or self._stop_timer is None:
             return []
-        since = self._clock.boot() - self._config.lease_ttl_seconds * 2 / 3
+        since = self._clock.boot() - self._config.silence_seconds
         return [(held.row.run_id, held.row.claim_id) for held in self._alive() if held.extended_at < since]
 
     def stop(self) -> None:
@@ -204,9 +210,11 @@ class Heartbeat:
     def _release_abandoned(self) -> None:
         self._queue.live_claims.suspended()  # compares the clocks
         commit: Any = self._queue.commits
-        for run_id, how in self.abandoned():
+        for run_id, how in (*self.abandoned(), *self._queue.live_claims.owed_releases()):
             try:
                 commit.commit_from_thread(Guard(run_id, how.claim_id), [Op("queue.settle", (run_id, how))])
+            except OUTAGE:
+                self._queue.live_claims.owe_release(run_id, how)
             except Exception as error:  # noqa: BLE001 - its lease ends later, or it was released or lost since
                 log.debug("run %s was not released: %s", run_id, error)
 
@@ -246,6 +254,7 @@ class Heartbeat:
 
     def _apply_replies(self, held: list[_Claim], answers: list[tuple[bool, bool]], began: float) -> None:
         now = self._clock.monotonic()
+        self._outage.answered()
         for (each, claim_id), (ok, cancel) in zip(held, answers, strict=True):
             each.extended_at, each.answered_at = began, now
             if not ok:
@@ -258,10 +267,14 @@ class Heartbeat:
 
     def _heartbeat_failed(self, held: list[_Claim], error: Exception) -> None:
         now = self._clock.monotonic()
-        log.warning("heartbeat failed for %.1f s: %s", now - min(each.answered_at for each, _ in held), error)
+        if isinstance(error, OUTAGE):
+            self._outage.noticed(error)
+        silent = now - min(each.answered_at for each, _ in held)
+        level = logging.DEBUG if isinstance(error, OUTAGE) else logging.WARNING
+        log.log(level, "heartbeat failed for %.1f s: %s", silent, error)
         for each, claim_id in held:
-            if now - each.answered_at > self._config.lease_ttl_seconds * 2 / 3:
-                call_in_loop(each.loop, each.lose, claim_id)
+            if now - each.answered_at > self._config.silence_seconds:
+                call_in_loop(each.loop, each.stop_for_outage, claim_id)
 
     # -- notifications
 
@@ -316,6 +329,9 @@ class Heartbeat:
         claims = _claims(mine)
         try:
             snapshots = await self._queue.snapshots([h.row.run_id for h in mine])
+        except OUTAGE as error:
+            self._outage.noticed(error)
+            return
         except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next read tries again
             log.warning("reading mailbox updates failed, will retry: %s", error)
             return

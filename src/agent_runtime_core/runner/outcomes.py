@@ -175,7 +175,14 @@ class NothingToDo:
     """Another worker has the run, or the run is parked: this claim writes nothing more."""
 
 
-Decision = End | Cancelled | AskAgent | Retry | Released | Left | NothingToDo
+@dataclass(frozen=True)
+class StoreAway:
+    """The attempt resumes in this process as soon as its store answers. No attempt is used. `error` is of the store."""
+
+    error: Exception | None = None
+
+
+Decision = End | Cancelled | AskAgent | Retry | Released | Left | NothingToDo | StoreAway
 
 
 def before_start(facts: AttemptFacts, crashes: int, recorded: int) -> End | Cancelled | None:
@@ -259,6 +266,8 @@ def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) 
             return Cancelled(returned)
         case Stop.OTHER_CODE | Stop.MISSING_KEY:
             return Left(stop)
+        case Stop.OUTAGE:
+            return StoreAway()
         case Stop.DEADLINE:
             return _past_deadline(facts, facts.row.deadline or facts.now)
         case Stop.TIME_LIMIT:

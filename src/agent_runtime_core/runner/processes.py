@@ -16,6 +16,7 @@ from .._core.ids import new_ulid
 from .._core.lazy_import import load
 from .._core.log import log
 from .._engines.base import Op
+from .._engines.outages import OUTAGE, StoreOutage
 from ..errors import AgentRuntimeError
 from ..queue.base import RunQueue
 from ..queue.records import ProcessRow
@@ -103,6 +104,9 @@ class ListedProcess:
         """Store or renew the row. If the store is not available, the next call does it."""
         try:
             await self._queue.commits.commit(None, self.operations())
+        except OUTAGE as error:
+            self._renewed_at = None
+            StoreOutage.of(self._queue.commits, self._queue.clock).noticed(error)
         except AgentRuntimeError as error:
             self._renewed_at, self._retry_at = None, self._queue.clock.boot() + RETRY_SECONDS
             log.warning("the row of worker %s was not renewed: %s; retrying", self._config.worker_id, error)

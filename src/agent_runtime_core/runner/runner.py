@@ -212,7 +212,7 @@ class AgentRunner(RunClient):
                 if given is None:
                     opened(backend)
             settings.encode_contents(*backends)
-            super().__init__(backends, config, registry, persistence)
+            super().__init__(backends, config.on(backends.queue), registry, persistence)
             at_url = settings.backend_url is not None and not (queue or event_bus or state_store)
             self.stores_at_url: bool = at_url and backends.hold_documents
             self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()

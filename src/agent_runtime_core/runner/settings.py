@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -17,10 +17,10 @@ from .._core.ids import known_uuid, stored_id
 from .._core.settings import DURATION, SECONDS, TRUTH, SettingType, check_all, with_known_names
 from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
-from ..config import SETTINGS, RuntimeConfig
+from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds, RuntimeConfig
 from ..errors import InvalidArgument, RunBusy
 from ..limits import RunLimits
-from ..queue.base import conversation_of
+from ..queue.base import RunQueue, conversation_of
 from ..queue.records import RunFilter, RunRow, open_questions
 from ..status import TERMINAL, RunStatus, status_words
 from ..tools.registry import ToolRegistry
@@ -37,8 +37,10 @@ class RunnerConfig:
         worker_id: Names the worker in claims, logs and `RunInfo.worker`.
         run_timeout_seconds: Time limit of one attempt; inf is no limit. Time that the run waits does not count. An
             agent may have its own limit, which may be higher.
-        heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease.
-        lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed.
+        heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis the
+            default is 10.
+        lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed. On Redis
+            the default is 30.
         max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
             the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.
@@ -60,8 +62,8 @@ class RunnerConfig:
 
     worker_id: str = "worker-1"
     run_timeout_seconds: float = 300
-    heartbeat_interval_seconds: float = 30
-    lease_ttl_seconds: float = 60
+    heartbeat_interval_seconds: float = HEARTBEAT_SECONDS
+    lease_ttl_seconds: float = LEASE_SECONDS
     max_retries: int = 3
     max_crashes: int = 3
     other_code_timeout_seconds: float = 600
@@ -84,6 +86,20 @@ class RunnerConfig:
     def heartbeat_interval(self) -> float:
         """Seconds between two heartbeats: a third of the lease at most."""
         return min(self.heartbeat_interval_seconds, self.lease_ttl_seconds / 3)
+
+    @property
+    def silence_seconds(self) -> float:
+        """Seconds without an answer of the store after which code is stopped, because the lease may end."""
+        return self.lease_ttl_seconds * 2 / 3
+
+    def on(self, queue: RunQueue) -> RunnerConfig:
+        """Return the settings of a runner on a queue, which recommends values where the user has set none."""
+        unset: dict[str, Any] = {
+            name: value
+            for name, value in queue.recommended_settings.items()
+            if isinstance(getattr(self, name), DefaultSeconds)
+        }
+        return replace(self, **unset) if unset else self
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:

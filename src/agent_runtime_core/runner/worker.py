@@ -17,6 +17,7 @@ from .._core.log import about_run, log
 from .._core.per_loop import call_in_loop
 from .._core.timeouts import contained, place_of
 from .._core.validation import Shown, is_number, must
+from .._engines.outages import OUTAGE, StoreOutage
 from .._engines.payloads import UNREADABLE
 from .._execution.run_control import RunControl, Stop
 from ..errors import AgentRuntimeError, StorageClosed, StorageMoved
@@ -181,6 +182,7 @@ class Worker:
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
         self._unstopped: set[asyncio.Task[Any]] = set()
+        self._outage = StoreOutage.of(queue.commits, queue.clock)
         self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy, lambda: self.config.max_crashes)
         self._stopping = False
         self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed, which checks leases and timers too
@@ -336,7 +338,9 @@ class Worker:
 
     def _report(self, execution: RunExecution, error: BaseException) -> None:
         label, extra = execution.claim.label, about_run(*execution.logged)
-        if not isinstance(error, UNREADABLE):
+        if isinstance(error, OUTAGE):  # the worker leaves: otherwise the run would wait for its store
+            self._outage.noticed(error)
+        elif not isinstance(error, UNREADABLE):
             log.error(
                 "execution of %s failed: %s; it is claimed again later", label, error, exc_info=error, extra=extra
             )
@@ -433,6 +437,9 @@ class Worker:
         self._looked = self.queue.clock.boot()
         try:
             rows = await self._claim(free)
+        except OUTAGE as error:
+            self._outage.noticed(error)
+            return False
         except AgentRuntimeError as error:
             # Polling again would fail forever in a store that is closed or was moved.
             if isinstance(error, StorageClosed) or (isinstance(error, StorageMoved) and error.to is not None):
@@ -441,6 +448,7 @@ class Worker:
                 raise
             log.warning("claiming runs failed: %s; retrying", error)
             return False
+        self._outage.answered()
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping

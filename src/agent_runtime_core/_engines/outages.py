@@ -1,0 +1,73 @@
+"""The outages of a store, as this process notices them.
+
+During an outage every run, claim and heartbeat fails again and again. The log has one record with a traceback when it
+begins, and one record when the store answers again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
+
+from .._core.clock import Clock
+from .._core.log import log
+from .._core.validation import type_name
+from ..errors import StorageBusy, StorageFull, brief
+
+#: What a store raises while it cannot be reached, or cannot write. It may answer later.
+OUTAGE: Final = (StorageBusy, StorageFull)
+
+
+class StoreOutage:
+    """Whether one store is away.
+
+    Args:
+        name: Names the store in the log.
+        clock: The clock of the store in this process.
+
+    Attributes:
+        since: Monotonic time at which the store was first found to be away; None while it answers.
+        failed_at: Monotonic time of the last failure; -1 without one.
+    """
+
+    _of: ClassVar[WeakKeyDictionary[Any, StoreOutage]] = WeakKeyDictionary()
+    _of_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.since: float | None = None
+        self.failed_at: float = -1.0
+        self._name, self._clock = name, clock
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
+        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location."""
+        with cls._of_lock:
+            found = cls._of.get(store)
+            if found is None:
+                name = name or brief(getattr(store, "location", None) or type_name(type(store)), 500)
+                found = cls._of[store] = cls(name, clock)
+            return found
+
+    def noticed(self, error: Exception) -> None:
+        """Note that the store has failed with one of `OUTAGE`, from any thread. The first failure is logged."""
+        with self._lock:
+            self.failed_at = self._clock.monotonic()
+            if self.since is not None:
+                return
+            self.since = self.failed_at
+        log.error(
+            "store %s is not available, and its runs wait for it: %s", self._name, error,
+            exc_info=(type(error), error, error.__traceback__),
+        )  # fmt: skip
+
+    def answered(self) -> None:
+        """Note that the store has answered, from any thread. The end of an outage is logged."""
+        if self.since is None:
+            return
+        with self._lock:
+            if self.since is None:
+                return
+            seconds, self.since = self._clock.monotonic() - self.since, None
+        log.info("store %s answers again after %.1f s", self._name, seconds)
