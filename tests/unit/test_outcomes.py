@@ -153,6 +153,7 @@ STOPPED: dict[Stop, Any] = {
     Stop.DEADLINE: ("timed_out", "DeadlineExceeded"),
     Stop.CANCEL: "Cancelled",
     Stop.OTHER_CODE: "Left",
+    Stop.OUTAGE: "StoreAway",
     Stop.MISSING_KEY: "Left",
 }
 

@@ -1329,6 +1329,9 @@ class Lease(LeasedRun):
     def lose(self, claim_id: str) -> None:
         return
 
+    def stop_for_outage(self, claim_id: str) -> None:
+        return
+
     def publish_heartbeat(self) -> None:
         return
 

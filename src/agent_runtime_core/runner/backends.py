@@ -7,22 +7,28 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
+from uuid import UUID
 
 from .._core.clock import Clock
+from .._core.codec.json import decode_dict
 from .._core.lazy_import import load, load_scheme, reason
 from .._core.validation import Shown, must, redacted_url, type_name
 from .._engines.base import Backend, Engine
 from .._engines.memory import MemoryEngine
 from .._engines.shared_engine import ReadOnlyEngine, refused
+from .._execution.result_codec import decode_result, error_in, omitted_history_in
+from .._execution.run_control import RunRecorder
 from ..config import INSTALLED, SETTINGS, RuntimeConfig, place_of
-from ..errors import AgentRuntimeError, StorageError, brief
+from ..errors import AgentRuntimeError, StorageCorrupt, StorageError, brief
 from ..events import get_event_bus
 from ..events.base import EventBus
-from ..interfaces import TraceSink
+from ..interfaces import RunResult, TraceSink
 from ..queue import get_queue
 from ..queue.base import RunQueue
+from ..queue.records import RunRow
 from ..state import get_state_store
 from ..state.base import StateStore
+from ..status import RunStatus
 from ..tracing import get_trace_sink
 from ..tracing.tracer import NoopTraceSink, Tracer
 
@@ -225,3 +231,38 @@ class _RejectsCommits:
     def listen(self, topic: str, wake: Callable[[], None]) -> Any:
         # A backend that commits by itself calls `listen` of this object as that of its engine, and has none.
         return None if self._own else self._committer.listen(topic, wake)
+
+
+# -- results
+
+
+async def result_of(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
+    """Return the result of a finished run.
+
+    Args:
+        backends: Where the run is stored.
+        row: The run.
+        recorder: Returns what restores the history that the stored result refers to.
+    """
+    result = await _stored_result(backends, row, recorder)
+    result.run_key = row.run_key
+    return result
+
+
+async def _stored_result(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
+    record = await backends.state.ending(row.run_id)
+    if record is not None and record.attempt == row.generation and record.result is not None:
+        if omitted_history_in(record.result) is not None:
+            return await recorder(row).restore(record.result)
+        return decode_result(record.result)
+    succeeded = row.status == "succeeded" and row.output is None
+    had_journal = row.min_step_count >= 0 and backends.together
+    if succeeded and (had_journal or await backends.state.records(row.run_id)):
+        await backends.queue.require(row.run_id)  # it may have just been deleted
+        raise StorageCorrupt(
+            f"run {row.run_key or row.run_id!r} has succeeded, but the end of its journal is missing. Restore a backup"
+        )
+    # Finished by methods of the queue, or before its journal could be written.
+    output = row.decoded("output", decode_dict) if row.output else {}
+    error = row.decoded("error", error_in) if row.error else None
+    return RunResult(output, error=error, status=row.decoded("status", RunStatus), run_id=row.decoded("run_id", UUID))

@@ -17,9 +17,8 @@ from .._core.log import about_run, log
 from .._core.validation import must
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
 from .._execution.mailbox import checked_when, mailbox_id, mailbox_payload, message_of, user_message
-from .._execution.result_codec import decode_result, error_in, omitted_history_in
 from .._execution.run_control import RunRecorder
-from ..errors import IllegalTransition, LeaseLost, StorageCorrupt, brief, text_of
+from ..errors import IllegalTransition, LeaseLost, brief, text_of
 from ..events.base import EventBus
 from ..events.event import Event, size_of
 from ..interfaces import RunResult
@@ -43,7 +42,7 @@ from ..registry import Registry
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus, status_words
 from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
-from .backends import Backends
+from .backends import Backends, result_of
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
@@ -780,35 +779,3 @@ class RunClient:
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
         """`requeue` for code without an event loop, or in a thread next to one."""
         return call(self.requeue, *args, **kwargs)
-
-
-async def result_of(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
-    """Return the result of a finished run.
-
-    Args:
-        backends: Where the run is stored.
-        row: The run.
-        recorder: Returns what restores the history that the stored result refers to.
-    """
-    result = await _stored_result(backends, row, recorder)
-    result.run_key = row.run_key
-    return result
-
-
-async def _stored_result(backends: Backends, row: RunRow, recorder: Callable[[RunRow], RunRecorder]) -> RunResult:
-    record = await backends.state.ending(row.run_id)
-    if record is not None and record.attempt == row.generation and record.result is not None:
-        if omitted_history_in(record.result) is not None:
-            return await recorder(row).restore(record.result)
-        return decode_result(record.result)
-    succeeded = row.status == "succeeded" and row.output is None
-    had_journal = row.min_step_count >= 0 and backends.together
-    if succeeded and (had_journal or await backends.state.records(row.run_id)):
-        await backends.queue.require(row.run_id)  # it may have just been deleted
-        raise StorageCorrupt(
-            f"run {row.run_key or row.run_id!r} has succeeded, but the end of its journal is missing. Restore a backup"
-        )
-    # Finished by methods of the queue, or before its journal could be written.
-    output = row.decoded("output", decode_dict) if row.output else {}
-    error = row.decoded("error", error_in) if row.error else None
-    return RunResult(output, error=error, status=row.decoded("status", RunStatus), run_id=row.decoded("run_id", UUID))
