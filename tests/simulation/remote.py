@@ -272,6 +272,10 @@ class SimRemoteEngine(Bells, Engine):
     def add(self, operation_set: OperationSet) -> None:
         self.server.add(operation_set)
 
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.read(MemoryTx.fenced, key)
+        return token
+
     # -- the connection
 
     @property

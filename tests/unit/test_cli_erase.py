@@ -69,9 +69,10 @@ def test_the_counts_of_each_target(run: Commands) -> None:
     with_documents = COUNTS.format(**one, documents="3 (1 conversation, 2 message)")
     of_run = COUNTS.format(**{**one, "blanked": 2}, documents="0")
     for options, counts in (
-        (("--run", "a"), of_run), (("--conversation", "room of b"), with_documents),
+        (("--run", "a"), of_run),
+        (("--conversation", "room of b"), with_documents),
         (("--tenant", "acme"), with_documents),
-    ):  # fmt: skip
+    ):
         for _ in range(2):
             assert run("erase", *options, "--dry-run") == (0, f"would erase:\n{counts}", "")
         assert run("erase", *options) == (0, f"erased:\n{counts}", "")
@@ -84,8 +85,9 @@ def test_the_store_may_be_named_first(tmp_path: Path, capsys: pytest.CaptureFixt
     path = str(tmp_path / "runs.db")
     filled(path, ("pays", "a", None))
     assert Commands(capsys)("erase", path, "--run", "a", "--dry-run")[:2] == (
-        0, "would erase:\n" + COUNTS.format(runs=1, records=5, events=4, effects=1, blanked=2, documents=0)
-    )  # fmt: skip
+        0,
+        "would erase:\n" + COUNTS.format(runs=1, records=5, events=4, effects=1, blanked=2, documents=0),
+    )
 
 
 def test_live_runs_are_refused_until_they_are_to_be_cancelled(run: Commands) -> None:

@@ -58,9 +58,11 @@ class StoreOutage:
                 return
             self.since = self.failed_at
         log.error(
-            "store %s is not available, and its runs wait for it: %s", self._name, error,
+            "store %s is not available, and its runs wait for it: %s",
+            self._name,
+            error,
             exc_info=(type(error), error, error.__traceback__),
-        )  # fmt: skip
+        )
 
     def answered(self) -> None:
         """Note that the store has answered, from any thread. The end of an outage is logged."""
