@@ -193,11 +193,11 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 8555,
-    "runner": 7356,
+    "runner": 7359,
     "_execution": 5998,
     "persistence": 5714,
     "llm": 3942,
-    "_engines": 4171,
+    "_engines": 4173,
     "_core": 3328,
     "turns": 2990,
     "server": 2952,

@@ -65,6 +65,7 @@ class LeftRuns:
     def __init__(self, queue: RunQueue, config: RunnerConfig, process: ListedProcess) -> None:
         self._queue, self._config, self._process = queue, config, process
         self._left, self._executed = _Classes(), _Classes()  # by run; by claim
+        self._offered: set[str] = set()  # runs that were released without a delay, the last time
 
     def executed(self, claim_id: str, agent: AgentRuntime) -> None:
         """Note that this process has executed the agent under a claim that did not finish its run."""
@@ -103,10 +104,8 @@ class LeftRuns:
             payload = encode({"reason": REASON, "worker": self._config.worker_id})
             await claim.writer.emit([(f"left:{row.claim_id}", EventType.RUN_LEFT.value, payload, now)])
         self._left.add(row.run_id, agent)
-        update = claim.unchanged_release()._replace(
-            error=encode(error_payload(error)), reason=REASON, due_at=now + _delay(times, now)
-        )
-        await claim.release_with(update)
+        self._offered.add(row.run_id)
+        await claim.release_with(claim.unchanged_release()._replace(error=encode(error_payload(error)), reason=REASON))
         return True
 
     async def leave_again(self, claim: HeldClaim, agent: AgentRuntime) -> bool:
@@ -117,7 +116,13 @@ class LeftRuns:
         left = _left(row)
         if self._process.process_id not in left or not await self._is_wanted(row, left, now):
             return False
-        await claim.release_unstarted(due_at=now + _delay(left, now))
+        # In turns ready and delayed. While it is ready, the others hear of it and are as fast as this worker. The end
+        # of a delay is seen first by the worker whose clock is ahead, which may be this one each time.
+        offered = row.run_id in self._offered
+        self._offered ^= {row.run_id}
+        if len(self._offered) > _MOST:
+            self._offered.clear()
+        await claim.release_unstarted(due_at=now + _delay(left, now) if offered else 0.0)
         return True
 
     async def _is_wanted(self, row: RunRow, left: dict[str, float], now: float) -> bool:
