@@ -48,7 +48,8 @@ class Liar(AgentRuntime):
 def test_only_the_types_that_the_runner_publishes_are_marked() -> None:
     assert {each for each in EventType if each.value in RUNNER_TYPES} == {
         EventType.RUN_STARTED, EventType.RUN_RESUMED, EventType.RUN_HEARTBEAT, EventType.RUN_SUCCEEDED,
-        EventType.RUN_FAILED, EventType.RUN_CANCELLED, EventType.RUN_TIMED_OUT,
+        EventType.RUN_FAILED, EventType.RUN_CANCELLED, EventType.RUN_TIMED_OUT, EventType.RUN_LEFT,
+        EventType.RUN_RESTORED,
     }  # fmt: skip
 
 

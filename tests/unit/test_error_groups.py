@@ -117,6 +117,10 @@ ERRORS: list[Callable[[], Exception]] = [
 ]
 
 
+#: Without an outage of the store, for whose end a run waits: see `tests/fault/test_outages.py`.
+ENDING = [make for make in ERRORS if not isinstance(make(), StorageBusy | StorageFull)]
+
+
 def _named(make: Callable[[], Exception]) -> str:
     error = make()
     return f"{type(error).__name__}-{error}"[:40]
@@ -148,7 +152,7 @@ async def _outcome(error: Exception, wrap: Wrap) -> Any:
 
 
 @for_each("wrap", WRAPS)
-@for_each("make", ERRORS, ids=map(_named, ERRORS))
+@for_each("make", ENDING, ids=map(_named, ENDING))
 async def test_a_run_ends_as_with_the_error_alone(make: Callable[[], Exception], wrap: Wrap) -> None:
     alone, grouped = await _outcome(make(), _raise), await _outcome(make(), wrap)
     if alone[3]:  # deferred: by up to a fifth more than asked for
@@ -331,7 +335,7 @@ async def _tries(error: Exception, wrap: Wrap, path: Path, **policy: Any) -> tup
 
 
 @for_each("wrap", [in_task_group, in_nested_groups])
-@for_each("make", ERRORS, ids=map(_named, ERRORS))
+@for_each("make", ENDING, ids=map(_named, ENDING))
 async def test_a_step_is_tried_as_often_as_with_the_error_alone(
     make: Callable[[], Exception], wrap: Wrap, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from agent_runtime_core._engines.payloads import encode_contents
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.encryption import AESGCMCodec, PayloadCodec
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.persistence.documents.base import Collection, DocumentStore, Entry
+from agent_runtime_core.persistence.documents.base import Collection, DocumentStore, Entry, UndecodedCollection
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.manager import open_document_store
 from agent_runtime_core.runner import reencrypt, reencryption
@@ -85,7 +85,7 @@ async def test_documents_keep_all_but_their_text(opened: Opened) -> None:
     async with opened(NEW) as documents:
         assert {place: await Collection(documents, *place).find() for place in PLACES} == found
     async with opened(None) as documents:
-        stored = await Collection(documents, *PLACES[0]).find()
+        stored = await UndecodedCollection(documents, *PLACES[0]).find()
         assert {each.text[:9] for each in stored} == {"arc1.new."}
 
 
