@@ -87,11 +87,8 @@ async def test_a_turn_waits_for_a_store_of_which_no_message_is_known(place: Path
             await said(manager, "first")
         away.failures = 3
         await manager.start_turn({"text": "a", "conversation_id": "c", "turn_id": "a"})
-        with contextlib.suppress(StorageBusy):
-            await manager.runner.run_once()
-        assert (await house.runner.get_run("a")).status is RunStatus.PENDING
-        await house.clock.sleep(3600)
         await manager.runner.run_once()
+        assert away.failures == 0
         turn = await manager.get_turn("a")
         assert turn is not None
         assert (turn.status, turn.stale_history) == (RunStatus.SUCCEEDED, False)
