@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -120,11 +119,7 @@ async def test_a_resumed_turn_does_not_continue_with_less_than_it_began_with(tmp
         away = Away(store, "read_history")
         away.failures = 3
         await house.clock.sleep(3600)
-        with contextlib.suppress(StorageBusy):
-            await later.runner.run_once()
-        assert client.get_calls() == []
-        for _ in range(3):
-            await house.clock.sleep(3600)
-            await later.runner.run_once()
+        await later.runner.run_once()
         assert (await later.wait(turn.id)).response == "three"
-        assert [each["content"] for each in client.get_calls()[-1]["messages"]] == ["a", "one", "b", "two", "c"]
+        [call] = client.get_calls()
+        assert [each["content"] for each in call["messages"]] == ["a", "one", "b", "two", "c"]
