@@ -193,7 +193,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 8555,
-    "runner": 7359,
+    "runner": 7362,
     "_execution": 5998,
     "persistence": 5714,
     "llm": 3942,

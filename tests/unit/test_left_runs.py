@@ -395,6 +395,8 @@ async def test_a_run_is_continued_only_by_the_version_that_began_it(place: Path 
         first, second = worker(rig, code(new, "1")), worker(rig, code(new, "2"))
         await parked(first)
         await lives(second)
+        # Else it would claim the run without end.
+        assert [await second.run_once() for _ in range(4)] == [True, True, False, False]
         for _ in range(100):  # far longer than other_code_timeout_seconds
             await second.run_once()
             rig.clock.advance(20)

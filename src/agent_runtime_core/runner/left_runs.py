@@ -104,8 +104,9 @@ class LeftRuns:
             payload = encode({"reason": REASON, "worker": self._config.worker_id})
             await claim.writer.emit([(f"left:{row.claim_id}", EventType.RUN_LEFT.value, payload, now)])
         self._left.add(row.run_id, agent)
-        self._offered.add(row.run_id)
-        await claim.release_with(claim.unchanged_release()._replace(error=encode(error_payload(error)), reason=REASON))
+        due_at = self._due_at(row, times, now)
+        update = claim.unchanged_release()._replace(error=encode(error_payload(error)), reason=REASON, due_at=due_at)
+        await claim.release_with(update)
         return True
 
     async def leave_again(self, claim: HeldClaim, agent: AgentRuntime) -> bool:
@@ -116,14 +117,20 @@ class LeftRuns:
         left = _left(row)
         if self._process.process_id not in left or not await self._is_wanted(row, left, now):
             return False
-        # In turns ready and delayed. While it is ready, the others hear of it and are as fast as this worker. The end
-        # of a delay is seen first by the worker whose clock is ahead, which may be this one each time.
+        await claim.release_unstarted(due_at=self._due_at(row, left, now))
+        return True
+
+    def _due_at(self, row: RunRow, left: dict[str, float], now: float) -> float:
+        """Return when the run may be claimed again: in turns immediately and after a delay.
+
+        While it is ready, the others hear of it and are as fast as this worker. The end of a delay is seen first by the
+        worker whose clock is ahead, which may be this one each time.
+        """
         offered = row.run_id in self._offered
         self._offered ^= {row.run_id}
         if len(self._offered) > _MOST:
             self._offered.clear()
-        await claim.release_unstarted(due_at=now + _delay(left, now) if offered else 0.0)
-        return True
+        return now + _delay(left, now) if offered else 0.0
 
     async def _is_wanted(self, row: RunRow, left: dict[str, float], now: float) -> bool:
         """Return whether another worker may still execute the run, which these processes have left.
