@@ -109,7 +109,7 @@ def test_wrong_arguments_change_nothing(run: Commands) -> None:
     filled(run.url, ("pays", "a", "acme"))
     code, _, said = run("erase")
     assert code == 2
-    assert "erase must have a target, got none. Pass tenant= (--tenant)" in said
+    assert "erase must be given a target, got none. Pass tenant= (--tenant)" in said
     assert len(run.json("runs")) == 1
 
 

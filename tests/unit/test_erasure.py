@@ -303,7 +303,7 @@ async def test_results_that_deleted_runs_have_left_are_erased_too(place: Any, de
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({}, "erase must have a target, got none"),
+        ({}, "erase must be given a target, got none"),
         ({"conversation": ""}, "conversation must be the name or the id of a conversation, got ''"),
         ({"tenant": ""}, "tenant must be a string of 1 to 128 characters"),
         ({"run_ids": [""]}, "run_id must not be empty"),

@@ -459,7 +459,7 @@ async def test_a_move_that_is_given_up_by_another_process_ends(
             await give_up_move(old)
 
         monkeypatch.setattr(moving._Copy, "copy", given_up)
-        with pytest.raises(InvalidArgument, match="was given up by another process"):
+        with pytest.raises(InvalidArgument, match="a move that another process gave up"):
             await move_store(old, new)
         assert await writable(old)
         assert not await writable(new)

@@ -77,4 +77,4 @@ def test_event_types_are_their_names_with_a_dot() -> None:
     }
     assert EventType["CHECKPOINT"] is EventType.STATE_CHECKPOINT
     assert EventType.RUN_RESUMED.value == "run.resumed"
-    assert len(EventType) == 20
+    assert len(EventType) == 22

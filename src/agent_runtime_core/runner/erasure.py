@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 
 from .._core.arguments import checked_tenant
 from .._core.ids import conversation_id, conversation_name, stored_id
-from .._core.validation import must
+from .._core.validation import Shown, must
 from .._engines.base import Committer, Op
 from .._engines.payloads import why_unreadable
 from .._execution.effects import FORKED_FROM, stored_origin
@@ -118,10 +118,8 @@ async def erase(
     if conversation is not None and conversation_id(conversation) is None:
         raise must("conversation", "be the name or the id of a conversation", conversation)
     if tenant is None and conversation is None and not run_ids:
-        raise InvalidArgument(
-            "erase must have a target, got none. Pass tenant= (--tenant), conversation= (--conversation) or run_ids= "
-            "(--run)"
-        )
+        fix = "Pass tenant= (--tenant), conversation= (--conversation) or run_ids= (--run)"
+        raise must("erase", "be given a target", Shown("none"), fix)
     work = _Erasing(place, checked_tenant(tenant), tenant, conversation, run_ids, dry_run)
     if dry_run:
         await work.erase(await work.find())

@@ -207,7 +207,8 @@ class _Side:
         except LeaseLost as error:
             if (mark := await self.mark()) is not None:
                 raise moved(self.name, mark) from error
-            raise InvalidArgument(f"the move of {self.name} was given up by another process. Start it again") from error
+            got, fix = Shown("a move that another process gave up"), "Start it again"
+            raise must(f"copy of {self.name}", "continue the move that it began", got, fix) from error
 
     async def rows(self, *statuses: str) -> AsyncIterator[list[RunRow]]:
         """Yield the rows of all runs as they are stored, in order of arrival."""
