@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from starlette.requests import HTTPConnection
 
 from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.server.open_streams import FollowedRun, OpenStreams
+from agent_runtime_core.server.open_streams import FollowedRun, OpenStreams, open_streams_of
 from agent_runtime_core.server.serving import Server
 from tests.server.conftest import TOKEN
 
@@ -46,9 +47,8 @@ def client_at(port: int) -> httpx.AsyncClient:
 
 
 def streams_of(app: Any) -> OpenStreams:
-    found = app.state.open_streams
-    assert isinstance(found, OpenStreams)
-    return found
+    """The streams of this application, also before the first of its requests that reads one."""
+    return open_streams_of(HTTPConnection({"type": "http", "app": app}))
 
 
 class Frame(dict[str, Any]):

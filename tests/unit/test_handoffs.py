@@ -21,7 +21,7 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.llm._openai_format import without_repeats
 from agent_runtime_core.loop import agent_tool
 from agent_runtime_core.loop.tool_calls import ToolCalls
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
@@ -61,7 +61,7 @@ class Desk:
         return result
 
     async def run(self) -> RunResult:
-        async with AgentRunner() as runner:
+        async with AgentRunner(config=RunnerConfig(retry_backoff_base=0)) as runner:
             return await self.started(runner)
 
     async def started(self, runner: AgentRunner) -> RunResult:

@@ -123,7 +123,8 @@ class Weather(ToolCallingAgent):
 
 async def executed(sink: PrometheusSink, *agents: AgentRuntime, **params: Any) -> None:
     """Execute each agent once, and wait until the sink has all traces."""
-    async with AgentRunner(trace_sinks=[sink], registry=registry_of(*agents)) as runner:
+    config = RunnerConfig(retry_backoff_base=0)
+    async with AgentRunner(trace_sinks=[sink], config=config, registry=registry_of(*agents)) as runner:
         for agent in agents:
             await runner.execute(agent, input_data={"messages": [{"role": "user", "content": CANARY}]}, params=params)
 

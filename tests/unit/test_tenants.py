@@ -14,6 +14,7 @@ import pytest
 from agent_runtime_core import AgentRunner, AgentRuntime, IdempotencyConflict, InvalidArgument, RunResult, open_run
 from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.runner.run_client import RunClient
 
 KEY = "order-1"
@@ -37,7 +38,7 @@ class Shop(AgentRuntime):
 async def opened(url: str) -> AsyncIterator[AgentRunner]:
     registry = Registry()
     registry.register(Shop())
-    async with AgentRunner.open(url, registry=registry) as runner:
+    async with AgentRunner.open(url, config=RunnerConfig(park_after=0), registry=registry) as runner:
         yield runner
 
 
