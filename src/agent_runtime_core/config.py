@@ -200,7 +200,7 @@ class RuntimeConfig:
 
 _URLS = {
     "memory": "memory://", "sqlite": "sqlite:///path", "redis": "redis://host:6379/0",
-    "rediss": "rediss://host:6379/0", "unix": "unix:///path/of.sock",
+    "rediss": "rediss://host:6379/0", "unix": "unix:///path/of.sock", "postgresql": "postgresql://host:5432/database",
 }  # fmt: skip
 
 
@@ -253,6 +253,8 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
+        case "postgresql" | "postgres":
+            return "postgres", {"url": text}
     added = installed_schemes()
     if scheme.lower() in added:
         return INSTALLED, {"url": text}

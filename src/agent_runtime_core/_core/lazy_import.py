@@ -30,6 +30,7 @@ EXTRAS = {
     "openai": "openai",
     "opentelemetry": "otel",
     "prometheus_client": "metrics",
+    "psycopg": "postgres",
     "pydantic_ai": "pydantic-ai",
     "redis": "redis",
     "uvicorn": "server",
@@ -125,7 +126,7 @@ def _lacking(module: str, added_by: str | None) -> str:
 
 GROUP: Final = "agent_runtime_core.backends"
 #: The schemes of this library. No package can replace them.
-BUILT_IN: Final = frozenset({"memory", "sqlite", "redis", "rediss", "unix", "file", "files"})
+BUILT_IN: Final = frozenset({"memory", "sqlite", "redis", "rediss", "unix", "postgresql", "postgres", "file", "files"})
 
 
 class InstalledScheme(NamedTuple):

@@ -100,7 +100,9 @@ class SharedEngine(Engine):
 def _forked() -> None:
     """Replace the locks: a thread of the parent may have held one, and does not exist here to release it."""
     Process.forks += 1
-    for kind in SharedEngine.__subclasses__():
+    kinds: list[type[SharedEngine]] = [SharedEngine]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
         kind._open_lock = threading.Lock()
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .event import Event as Event
     from .event import StoredEvent as StoredEvent
     from .memory import InMemoryEventBus as InMemoryEventBus
+    from .postgres import PostgresEventBus as PostgresEventBus
     from .redis import RedisEventBus as RedisEventBus
     from .sqlite import SQLiteEventBus as SQLiteEventBus
 else:
@@ -25,13 +26,19 @@ else:
             ".base": "EventBus",
             ".event": "Event StoredEvent",
             ".memory": "InMemoryEventBus",
+            ".postgres": "PostgresEventBus",
             ".redis": "RedisEventBus",
             ".sqlite": "SQLiteEventBus",
         },
         "BACKENDS get_event_bus",
     )
 
-BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus", "redis": ".redis:RedisEventBus"}
+BACKENDS = {
+    "memory": ".memory:InMemoryEventBus",
+    "sqlite": ".sqlite:SQLiteEventBus",
+    "redis": ".redis:RedisEventBus",
+    "postgres": ".postgres:PostgresEventBus",
+}
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:

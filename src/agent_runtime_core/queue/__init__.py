@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .records import RunRow as RunRow
     from .records import RunSnapshot as RunSnapshot
     from .records import RunUpdate as RunUpdate
+    from .postgres import PostgresQueue as PostgresQueue
     from .redis import RedisQueue as RedisQueue
     from .sqlite import SQLiteQueue as SQLiteQueue
     from .transitions import RunTransitions as RunTransitions
@@ -38,6 +39,7 @@ else:
             ".memory": "InMemoryQueue",
             ".records": "ClaimRequest MailboxMessage ProcessRow QueuedRun RowChanged RunCounts RunFilter RunRow "
             "RunSnapshot RunUpdate",
+            ".postgres": "PostgresQueue",
             ".redis": "RedisQueue",
             ".sqlite": "SQLiteQueue",
             ".transitions": "RunTransitions operations replays",
@@ -52,7 +54,12 @@ else:
         },
     )
 
-BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", "redis": ".redis:RedisQueue"}
+BACKENDS = {
+    "memory": ".memory:InMemoryQueue",
+    "sqlite": ".sqlite:SQLiteQueue",
+    "redis": ".redis:RedisQueue",
+    "postgres": ".postgres:PostgresQueue",
+}
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:

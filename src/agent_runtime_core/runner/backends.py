@@ -132,6 +132,9 @@ def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
     if name == "sqlite":
         FileEngine: Any = load(".._engines.sqlite.read_only:ReadOnlySQLite", package=__package__)
         return FileEngine.open(**where)
+    if name == "postgres":
+        PostgresEngine: Any = load(".._engines.postgres.engine:PostgresEngine", package=__package__)
+        return ReadOnlyEngine(PostgresEngine.open(**where))
     RedisEngine: Any = load(".._engines.redis.engine:RedisEngine", package=__package__)
     return ReadOnlyEngine(RedisEngine.open(**where))
 

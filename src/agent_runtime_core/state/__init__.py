@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .base import StateStore as StateStore
     from .base import same_digest as same_digest
     from .memory import InMemoryStateStore as InMemoryStateStore
+    from .postgres import PostgresStateStore as PostgresStateStore
     from .redis import RedisStateStore as RedisStateStore
     from .sqlite import SQLiteStateStore as SQLiteStateStore
 else:
@@ -28,6 +29,7 @@ else:
             ".._journal.record": "Record",
             ".base": "EffectExists EffectRow StateRow StateStore same_digest",
             ".memory": "InMemoryStateStore",
+            ".postgres": "PostgresStateStore",
             ".redis": "RedisStateStore",
             ".sqlite": "SQLiteStateStore",
         },
@@ -38,6 +40,7 @@ BACKENDS = {
     "memory": ".memory:InMemoryStateStore",
     "sqlite": ".sqlite:SQLiteStateStore",
     "redis": ".redis:RedisStateStore",
+    "postgres": ".postgres:PostgresStateStore",
 }
 
 

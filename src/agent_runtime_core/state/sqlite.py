@@ -30,7 +30,10 @@ MIGRATIONS = (
 )
 
 _EFFECT = "origin, key, digest, run_id, status, result, t, n"  # the fields of an EffectRow
-_PUT = f"INSERT OR REPLACE INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?)"
+_PUT = (
+    f"INSERT INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (origin, key, digest, run_id, n)"
+    " DO UPDATE SET status = excluded.status, result = excluded.result, t = excluded.t"
+)
 _OF_KEY = "FROM arc_effects WHERE origin = ? AND key IN (?, ?)"  # also the form that it has after its run was erased
 _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
@@ -65,7 +68,10 @@ def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
 def copy(tx: SQLiteTx, run_id: str, row: StateRow) -> None:
     """Store the state of a run of another store. Its status is older than the status in a row of the run."""
     tx.execute(
-        "INSERT OR REPLACE INTO arc_state (run_id, status, checkpoint, mark, t) VALUES (?, ?, ?, ?, ?)", (run_id, *row)
+        "INSERT INTO arc_state (run_id, status, checkpoint, mark, t) VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id)"
+        " DO UPDATE SET status = excluded.status, checkpoint = excluded.checkpoint, mark = excluded.mark,"
+        " t = excluded.t, status_t = NULL",
+        (run_id, *row),
     )
 
 

@@ -1,0 +1,136 @@
+"""A connection to a PostgreSQL server, with the statements of this library.
+
+Statements are written with `?`, with `:name`, and with table names that begin with `arc_`: the form in which this
+library writes them for SQLite too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..._core.clock import Clock
+from .url import PostgresAddress, driver
+
+#: For keepalives, and for how long a sent statement may stay unconfirmed by the network.
+_NETWORK = {
+    "connect_timeout": 5, "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
+    "tcp_user_timeout": 6000, "application_name": "agent-runtime", "client_encoding": "UTF8",
+}  # fmt: skip
+_NAME = re.compile(r"\barc_(\w+)")
+_HINT = re.compile(r" (?:INDEXED BY \w+|NOT INDEXED)")
+_NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
+# What SQLite writes in another way. It keeps the last runs out of some indexes; here all runs are listed.
+_WORDS = (
+    ("SELECT value FROM json_each(%s)", "SELECT value::bigint FROM json_array_elements_text(%s::json)"),
+    ("instr(", "strpos("), ("listed = 1", "TRUE"), ("listed = 0", "FALSE"),
+)  # fmt: skip
+#: PostgreSQL stores no NUL. Written so, texts keep their order.
+_WRITTEN = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
+_READ = re.compile("\1([\1\2])")
+
+
+@lru_cache(4096)
+def translated(statement: str, schema: str) -> str:
+    """Return a statement as the driver takes it."""
+    text = _HINT.sub("", statement.replace("%", "%%"))
+    text = _NAMED.sub(r"%(\1)s", text).replace("?", "%s")
+    for ours, theirs in _WORDS:
+        text = text.replace(ours, theirs)
+    return _NAME.sub(rf"{schema}.\1", text)
+
+
+def written(value: Any) -> Any:
+    """Return a value as it is stored."""
+    kind = type(value)
+    if kind is str:
+        return value.translate(_WRITTEN) if "\0" in value or "\1" in value else value
+    if kind is bool:
+        return int(value)
+    if kind is list:
+        return [written(each) for each in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def restored(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row as it was before `written`."""
+    for cell in row:
+        if type(cell) is str and "\1" in cell:
+            return tuple(_READ.sub(_original, each) if type(each) is str else each for each in row)
+    return row
+
+
+def _original(found: re.Match[str]) -> str:
+    return "\0" if found[1] == "\1" else "\1"
+
+
+class Rows:
+    """The rows of a statement."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._cursor.rowcount)
+
+    def fetchone(self) -> Any:
+        row = self._cursor.fetchone()
+        return None if row is None else restored(row)
+
+    def fetchall(self) -> list[Any]:
+        return [restored(row) for row in self._cursor.fetchall()]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+    def close(self) -> None:
+        self._cursor.close()
+
+
+class PostgresConnection:
+    """A connection of one thread.
+
+    Args:
+        place: The database.
+        clock: The clock of this process, if the server decides on all times; None if the process decides.
+    """
+
+    def __init__(self, place: PostgresAddress, clock: Clock | None) -> None:
+        psycopg = driver()
+        self.schema: str = place.schema
+        self.clock: Clock | None = clock
+        self.raw: Any = psycopg.connect(
+            place.conninfo, autocommit=True, prepare_threshold=None if place.pooler else 3, **_NETWORK
+        )
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
+        """Execute a statement."""
+        given: Any = (
+            {name: written(value) for name, value in values.items()}
+            if isinstance(values, Mapping)
+            else [written(value) for value in values]
+        )
+        return Rows(self.raw.execute(translated(statement, self.schema), given))
+
+    def run(self, statements: str) -> Any:
+        """Execute statements without values in one round trip, and return the last row."""
+        cursor = self.raw.execute(translated(statements, self.schema).replace("%%", "%"))
+        while cursor.nextset():
+            pass
+        return cursor.fetchone() if cursor.description else None
+
+    @property
+    def in_transaction(self) -> bool:
+        return int(self.raw.info.transaction_status) != 0
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.raw.closed)
+
+    def close(self) -> None:
+        self.raw.close()

@@ -1,0 +1,160 @@
+"""Notifications of commits to a PostgreSQL database.
+
+A notification in the transaction of a step would make all commits of the server wait for each other. So a thread of
+each process sends the topics that have changed over its own connection. If the process dies before that, the others
+find the work when they poll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..._core.ids import new_ulid
+from ..._core.clock import SYSTEM
+from ..._core.log import log
+from ..._core.threads import started
+from ...errors import StorageError
+from .url import PostgresAddress, driver
+
+INTERVAL: Final = 0.02  # seconds between two notifications of a process, at least
+TEST_EVERY: Final = 10.0  # seconds between two tests of the listening connection
+HEARD_WITHIN: Final = 2.0  # seconds in which it must hear its own notification
+POLL: Final = 1.0  # seconds between two wakes of all listeners while no notification is heard
+_CHANNEL: Final = "arc"
+
+
+class PostgresNotifier:
+    """Sends the topics that this process has changed, and hears those of others.
+
+    Args:
+        place: The database.
+        wake: Wakes the listeners of topics in this process; all listeners without an argument.
+    """
+
+    def __init__(self, place: PostgresAddress, wake: Callable[..., None]) -> None:
+        self._place, self._wake = place, wake
+        self._channel = f"{_CHANNEL}_{place.schema}"
+        self._lock = threading.Condition()
+        self._topics: set[str] = set()
+        self._own = new_ulid(SYSTEM)
+        self._sender: threading.Thread | None = None
+        self._hearer: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._heard_at = 0.0
+        #: Whether the listening connection was found to hear.
+        self.hears: bool = False
+
+    def start(self) -> None:
+        """Begin to listen. A second call does nothing."""
+        with self._lock:
+            if self._hearer is None and not self._closed.is_set():
+                self._hearer = started(self._hear, "agent-runtime-bell")
+
+    def send(self, topics: set[str]) -> None:
+        """Have the thread tell other processes of these topics."""
+        with self._lock:
+            self._topics |= topics
+            if self._sender is None:
+                with contextlib.suppress(StorageError):
+                    self._sender = started(self._send, "agent-runtime-notifier")
+            self._lock.notify()
+
+    def _send(self) -> None:
+        conn: Any = None
+        while True:
+            with self._lock:
+                while not self._topics and not self._closed.is_set():
+                    self._lock.wait()
+                topics, self._topics = self._topics, set()
+            if not topics:
+                break
+            try:
+                if conn is None:
+                    conn = driver().connect(
+                        self._place.conninfo,
+                        autocommit=True,
+                        connect_timeout=5,
+                        prepare_threshold=None,
+                        application_name="agent-runtime notifier",
+                    )
+                conn.execute(
+                    "BEGIN; SET LOCAL synchronous_commit = off; "
+                    + "; ".join(f"NOTIFY {self._channel}, '{self._own} {topic}'" for topic in sorted(topics))
+                    + "; COMMIT"
+                )
+            except driver().Error:
+                # The others poll.
+                with contextlib.suppress(Exception):
+                    if conn is not None:
+                        conn.close()
+                conn = None
+            self._closed.wait(INTERVAL)
+        if conn is not None:
+            conn.close()
+
+    def _hear(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            conn: Any = None
+            try:
+                if not self._place.listen_conninfo:
+                    raise OSError("the URL has pooler=1 and no listen_url=")
+                conn = driver().connect(
+                    self._place.listen_conninfo,
+                    autocommit=True,
+                    connect_timeout=5,
+                    prepare_threshold=None,
+                    application_name="agent-runtime listener",
+                )
+                conn.execute(f"LISTEN {self._channel}")
+                self._wake()  # what was notified before was missed
+                self._receive(conn)
+                failures = 0
+            except (driver().Error, OSError) as error:
+                failures += 1
+                if failures == 2 and not self._closed.is_set():
+                    log.warning(
+                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. A pooler "
+                        "such as PgBouncer does that: add listen_url= with the URL of the server itself",
+                        self._place,
+                        f"{error!s:.200}".strip(),
+                        POLL,
+                    )
+            finally:
+                self.hears = False
+                if conn is not None:
+                    with contextlib.suppress(Exception):
+                        conn.close()
+            self._wake()
+            self._closed.wait(POLL)
+
+    def _receive(self, conn: Any) -> None:
+        """Wake listeners for notifications until the connection is found to be deaf."""
+        tested_at, asked_at = 0.0, 0.0
+        while not self._closed.is_set():
+            now = time.monotonic()
+            if asked_at and now - asked_at > HEARD_WITHIN:
+                raise OSError(f"its own notification was not heard within {HEARD_WITHIN:g} s")
+            if not asked_at and now - tested_at > TEST_EVERY:
+                conn.execute(f"NOTIFY {self._channel}, 'test {self._own}'")
+                asked_at = now
+            for notice in conn.notifies(timeout=0.25, stop_after=1):
+                word, _, topic = notice.payload.partition(" ")
+                if word == "test":
+                    if topic == self._own:
+                        self.hears, tested_at, asked_at = True, now, 0.0
+                elif word != self._own:
+                    self._wake({topic})
+
+    def close(self, timeout: float) -> None:
+        """End the threads."""
+        self._closed.set()
+        with self._lock:
+            self._lock.notify()
+        for thread in (self._sender, self._hearer):
+            if thread is not None:
+                thread.join(timeout)

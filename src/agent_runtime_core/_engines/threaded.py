@@ -1,0 +1,476 @@
+"""An engine on a driver whose calls block: one thread applies the commits, and a few threads read.
+
+Commits are applied in the order of the calls. Those that wait together are one transaction. A connection that is lost
+is opened again, and the transaction is repeated: each operation is idempotent, and a commit whose claim was superseded
+meanwhile is answered from what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final
+
+from .._core.clock import Clock
+from .._core.per_loop import PerLoop, call_in_loop
+from .._core.threads import started
+from ..errors import LeaseLost, StorageBusy, StorageClosed, StorageError
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Guard, NotApplied, Op, OperationSet, moved
+from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
+from .shared_engine import SharedEngine
+
+COMMIT_TIMEOUT: Final = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
+MOST_TOGETHER: Final = 64  # commits of one transaction
+READERS: Final = 2  # threads that read, at most
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds before a transaction is repeated
+
+Read = tuple[Callable[..., Any], tuple[Any, ...], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class ThreadedTx:
+    """An open transaction, which operations get as their first argument.
+
+    Attributes:
+        engine: The engine.
+        conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
+        notified: The topics whose listeners are woken after the commit.
+    """
+
+    def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
+        self.engine: Any = engine
+        self.conn: Any = conn
+        self.notified: set[str] = set()
+
+    def notify(self, topic: str) -> None:
+        """Wake the listeners of a topic after the commit."""
+        self.notified.add(topic)
+
+    def fence(self, key: str, token: str | None) -> None:
+        """Store the fence of a key, or delete it."""
+        self.engine.store_fence(self, key, token)
+
+    def fenced(self, key: str) -> str | None:
+        """Return the fence of a key, and keep other transactions from changing it before the end of this one."""
+        for fence in self.engine.fences:
+            if (token := fence(self, key)) is not None:
+                return str(token)
+        token = self.engine.stored_fence(self.conn, key, lock=True)
+        return None if token is None else str(token)
+
+
+class ThreadedEngine(SharedEngine):
+    """The base class of an engine on a driver whose calls block.
+
+    You define `connect`, `begin`, `end`, `roll_back`, `disconnect`, the fences, `is_lost`, `is_conflict` and
+    `translate`. The class brings the threads, the order of commits, groups, repeats, guards, reads, listening in this
+    process, and `close`.
+
+    Args:
+        key: Identifies the engine among the open engines of its class.
+        name: The location in error messages, without a password.
+        clock: The clock of this engine and its backends.
+    """
+
+    #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
+    buffer_delay: float = 0.002
+    #: The class of the transactions.
+    transaction_class: ClassVar[type[ThreadedTx]] = ThreadedTx
+
+    def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
+        super().__init__(key, name, clock)
+        #: Seconds that a caller waits for a commit.
+        self.timeout: float = COMMIT_TIMEOUT
+        self.operations: dict[str, Callable[..., Any]] = {}
+        self.replays: dict[str, Callable[..., Any]] = {}
+        self.fences: list[Callable[[Any, str], str | None]] = []
+        self.not_repeatable: frozenset[str] = frozenset()
+        self._added: set[str] = set()
+        self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
+        self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
+        self._reads: SimpleQueue[Read | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._writer: threading.Thread | None = None
+        self._readers: list[threading.Thread] = []
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._stopped = False
+        self._register(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS))
+
+    # -- what a subclass defines
+
+    @abstractmethod
+    def connect(self, *, writes: bool) -> Any:
+        """Open a connection, in the thread that will use it.
+
+        Args:
+            writes: Whether it is the connection of the commits. The others only read.
+        """
+
+    @abstractmethod
+    def disconnect(self, conn: Any) -> None:
+        """Close a connection, which may be broken."""
+
+    @abstractmethod
+    def begin(self, conn: Any, *, writes: bool) -> Any:
+        """Begin a transaction; without `writes`, one that sees the same data in all its statements."""
+
+    @abstractmethod
+    def end(self, conn: Any) -> None:
+        """Commit the transaction. When it returns, the writes are durable."""
+
+    @abstractmethod
+    def roll_back(self, conn: Any) -> None:
+        """Undo the transaction."""
+
+    @abstractmethod
+    def stored_fence(self, conn: Any, key: str, *, lock: bool) -> str | None:
+        """Return the fence of a key that no row of an operation set has.
+
+        With `lock`, no other transaction can store a fence of the key before this one ends.
+        """
+
+    @abstractmethod
+    def store_fence(self, tx: Any, key: str, token: str | None) -> None:
+        """Store the fence of a key, or delete it."""
+
+    @abstractmethod
+    def is_lost(self, error: BaseException) -> bool:
+        """Return whether an error of the driver means that the connection or the server is gone."""
+
+    @abstractmethod
+    def is_conflict(self, error: BaseException) -> bool:
+        """Return whether another transaction is the cause of an error, so that a repetition may succeed.
+
+        That includes unique keys: another transaction stored the same key after this one had looked for it.
+        """
+
+    @abstractmethod
+    def translate(self, error: BaseException) -> StorageError:
+        """Return the error that callers get for any other error of the driver."""
+
+    def migrate(self, operation_set: OperationSet) -> None:
+        """Create or update the tables of an operation set. By default they exist."""
+
+    def notify_others(self, topics: set[str]) -> None:
+        """Tell other processes of topics, after a commit. It must not block for long."""
+
+    # -- the operations
+
+    def add(self, operation_set: OperationSet) -> None:
+        if operation_set.name not in self._added:
+            self.migrate(operation_set)
+            self._register(operation_set)
+
+    def _register(self, operation_set: OperationSet) -> None:
+        self.operations.update(operation_set.operations)
+        self.replays.update(operation_set.replays)
+        self.not_repeatable |= operation_set.not_repeatable
+        if operation_set.fence is not None:
+            self.fences.append(operation_set.fence)
+        self._added.add(operation_set.name)
+
+    # -- for callers
+
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> CommitRequest:
+        return CommitRequest(guard, ops, self)
+
+    def pending(self, loop: asyncio.AbstractEventLoop) -> PendingCommits:
+        self._ensure_open()
+        return self._batches[loop].pending
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        self._ensure_open()
+        return wait_in_thread(CommitRequest(guard, ops), self.submit, self.location, self.timeout * 1.2)
+
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self._ensure_open()
+        request = CommitRequest(guard, ops)
+        with contextlib.suppress(RuntimeError):
+            self._batches.here().send(request)
+            return
+        self.submit(request)
+
+    def submit(self, request: CommitRequest) -> None:
+        """Pass on a commit, to be applied after every earlier one of the same caller."""
+        if request.loop is not None:
+            self._batches[request.loop].send(request)
+        else:
+            self._put([request])
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        self._ensure_open()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        with self._lock:
+            self._reads.put((fn, args, loop, future))
+            if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
+                self._readers.append(started(self._read_all, "agent-runtime-reader"))
+        return await future
+
+    async def fence_of(self, key: str) -> str | None:
+        token: str | None = await self.read(partial(self.stored_fence, lock=False), key)
+        return token
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        with self._lock:
+            self._listeners.setdefault(topic, []).append(wake)
+
+        def stop() -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self._listeners.get(topic, []).remove(wake)
+
+        return stop
+
+    def wake(self, topics: set[str] | None = None) -> None:
+        """Wake the listeners of these topics, or all, from any thread."""
+        with self._lock:
+            chosen = [*self._listeners] if topics is None else topics
+            found = [wake for topic in chosen for wake in self._listeners.get(topic, ())]
+        for each in found:
+            with contextlib.suppress(RuntimeError):  # the listener's event loop is closed
+                each()
+
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        # A caller waits longer than the writer tries, whose error says more.
+        return LoopBatch(loop, self.location, lambda: self.timeout * 1.2, self._put)
+
+    def _put(self, requests: Sequence[CommitRequest]) -> None:
+        with self._lock:
+            if self._stopped:
+                for request in requests:
+                    request.error = StorageClosed(f"{self.location} was closed. Open it again")
+                resolve_all(requests)
+                return
+            for request in requests:
+                self._inbox.put(request)
+            if self._writer is None:
+                self._writer = started(self._write_all, "agent-runtime-writer")
+
+    # -- the thread of the commits
+
+    def _write_all(self) -> None:
+        session = _Session(self, writes=True)
+        while batch := self._next_batch():
+            left = [request for request in batch if not request.timed_out]
+            if left:
+                self._commit(session, left)
+            resolve_all(left)
+        session.close()
+
+    def _next_batch(self) -> list[CommitRequest]:
+        """Return the requests that wait together; none after the last one."""
+        batch: list[CommitRequest] = []
+        request = self._inbox.get()
+        while request is not None:
+            batch.append(request)
+            if len(batch) == MOST_TOGETHER:
+                return batch
+            try:
+                request = self._inbox.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self._inbox.put(None)  # for the next call
+        return batch
+
+    def _commit(self, session: _Session, batch: list[CommitRequest]) -> None:
+        """Apply a group, and set the result or the error of each of its requests."""
+        if len(batch) > 1 and self.not_repeatable and self._has_function(batch):
+            for request in batch:  # no function of a user is called again because another request has failed
+                self._commit(session, [request])
+            return
+        until, pause = time.monotonic() + self.timeout, _PAUSE
+        while True:
+            error = self._tried(session, batch)
+            if error is None:
+                return
+            for request in batch:
+                request.result = request.error = None
+            if self.is_lost(error):
+                session.drop()
+            elif not self.is_conflict(error) or len(batch) > 1:
+                if len(batch) == 1:
+                    batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
+                    return
+                # One of them has failed: the others are applied as if each were alone.
+                for request in batch:
+                    self._commit(session, [request])
+                return
+            if time.monotonic() + pause > until:
+                for request in batch:
+                    request.error = self._unavailable(error)
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _has_function(self, batch: Sequence[CommitRequest]) -> bool:
+        return any(op.name in self.not_repeatable for request in batch for op in request.ops)
+
+    def _unavailable(self, error: BaseException) -> StorageBusy:
+        what = "did not answer" if self.is_lost(error) else "refused a transaction because of others"
+        return StorageBusy(
+            f"{self.location} {what} for {self.timeout:g} s ({error!s:.300}). The outcome of the write is unknown. "
+            "Repeat it: every write is idempotent"
+        )
+
+    def _tried(self, session: _Session, batch: list[CommitRequest]) -> BaseException | None:
+        """Apply a group in one transaction; return the error for which none of it is stored."""
+        try:
+            topics = self.apply_together(session.connection(), batch)
+        except Exception as error:  # noqa: BLE001 - of the driver; `_commit` decides what follows
+            session.roll_back()
+            return error
+        if topics is None:
+            return _OneFailed()
+        if topics:
+            self.wake(topics)
+            self.notify_others(topics)
+        return None
+
+    def apply_together(self, conn: Any, batch: Sequence[CommitRequest]) -> set[str] | None:
+        """Apply a group in one transaction, and return the topics whose listeners to wake.
+
+        None: one of several requests has failed, and nothing is stored.
+        """
+        tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+        for request in batch:
+            if not self._apply(tx, request):
+                self.roll_back(conn)
+                return set() if len(batch) == 1 else None  # its error is its outcome
+        self.end(conn)
+        return tx.notified
+
+    def _apply(self, tx: Any, request: CommitRequest) -> bool:
+        """Apply one request; False if it failed where it may have written."""
+        guard = request.guard
+        try:
+            if guard is not None and tx.fenced(guard.key) != guard.token:
+                request.result, request.error = self._replayed(tx, guard, request.ops)
+                return True
+            if (guard is None or guard.key != MARK) and (mark := self.mark(tx)) is not None:
+                request.error = moved(self.location, mark)
+                return True
+            request.result = [self.operations[name](tx, *args) for name, args in request.ops]
+            return True
+        except Exception as error:
+            if self.is_lost(error) or self.is_conflict(error):
+                raise
+            request.error = self.translate(error) if self.is_of_driver(error) else error
+            return False
+
+    def mark(self, tx: Any) -> str | None:
+        """Return the mark of a store that is moved; see `MARK`."""
+        return self.stored_fence(tx.conn, MARK, lock=True)
+
+    def is_of_driver(self, error: BaseException) -> bool:
+        """Return whether the driver has raised an error, which `translate` translates."""
+        return False
+
+    def _replayed(self, tx: Any, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:
+        """Return the results of a superseded claim's operations if all were applied before, else LeaseLost."""
+        try:
+            return [self.replays[name](tx, *args) for name, args in ops], None
+        except (KeyError, NotApplied):
+            return None, LeaseLost(guard.key, guard.token)
+
+    # -- the threads of the reads
+
+    def _read_all(self) -> None:
+        session = _Session(self, writes=False)
+        while self._read_next(session):  # keeps no result alive while it waits
+            pass
+        session.close()
+
+    def _read_next(self, session: _Session) -> bool:
+        item = self._reads.get()
+        if item is None:
+            return False
+        fn, args, loop, future = item
+        result, error = None, None
+        until, pause = time.monotonic() + self.timeout, _PAUSE
+        while True:
+            try:
+                conn = session.connection()
+                self.begin(conn, writes=False)
+                result, error = fn(conn, *args), None
+                self.end(conn)
+                break
+            except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
+                error = failure
+            session.roll_back()
+            if self.is_lost(error):
+                session.drop()
+            elif not self.is_conflict(error):
+                error = self.translate(error) if self.is_of_driver(error) else error
+                break
+            if self._closed or time.monotonic() + pause > until:
+                error = self._unavailable(error)
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        call_in_loop(loop, partial(_answer, future, result, error))
+        return True
+
+    # -- the end
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._batches[loop].flush(everything=True)
+
+    def _close_now(self) -> None:
+        with self._lock:
+            self._stopped = True
+            threads = [*self._readers, *([self._writer] if self._writer is not None else [])]
+            self._inbox.put(None)
+            for _ in self._readers:
+                self._reads.put(None)
+        for thread in threads:
+            thread.join(self.timeout)
+
+
+class _OneFailed(Exception):
+    """One request of a group has failed in its operations."""
+
+
+class _Session:
+    """The connection of one thread, opened when it is needed."""
+
+    def __init__(self, engine: ThreadedEngine, *, writes: bool) -> None:
+        self._engine = engine
+        self._writes = writes
+        self._conn: Any = None
+
+    def connection(self) -> Any:
+        if self._conn is None:
+            self._conn = self._engine.connect(writes=self._writes)
+        return self._conn
+
+    def roll_back(self) -> None:
+        """Undo what an error has left open; without that, drop the connection."""
+        if self._conn is not None:
+            try:
+                self._engine.roll_back(self._conn)
+            except Exception:  # noqa: BLE001 - the connection is broken
+                self.drop()
+
+    def drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with contextlib.suppress(Exception):
+                self._engine.disconnect(conn)
+
+    close = drop
+
+
+def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Set the outcome of a read, unless its caller has been cancelled."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

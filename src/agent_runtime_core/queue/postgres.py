@@ -1,0 +1,316 @@
+"""A queue in a PostgreSQL database, shared by all processes that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import compress
+from operator import ne
+from typing import Any, ClassVar
+
+from .._core.codec.json import encode
+from .._engines.backend import OperationSets, Reads
+from .._engines.postgres.connection import PostgresConnection
+from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
+from . import sqlite
+from .base import RunQueue
+from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
+from .sqlite_find import ALL, checked_row, counts, fetch, find
+from .transitions import RunTransitions, operation_set
+
+DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
+_N = COLUMNS.index("n")
+_STORED = tuple(name for name in COLUMNS if name != "n")
+_GROUP = "hashtextextended(?::text || chr(2) || ?::text, 2)"
+_LOCK_GROUP = f"SELECT pg_advisory_xact_lock({_GROUP})"
+_TRY_GROUP = f"SELECT pg_try_advisory_xact_lock({_GROUP})"
+# Every transaction locks the concurrency key of a run first, then its row: the same order everywhere, so that none
+# waits for another that waits for it.
+_LOCKED = (
+    "WITH of_group AS MATERIALIZED (SELECT CASE WHEN lane IS NOT NULL THEN"
+    " pg_advisory_xact_lock(hashtextextended(lane || chr(2) || tenant, 2))::text END FROM arc_runs WHERE run_id = ?)"
+    f" SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM of_group, arc_runs r WHERE r.run_id = ?"
+    " FOR NO KEY UPDATE OF r"
+)
+_BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
+_INSERT = f"INSERT INTO arc_runs ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"
+_INSERT_COPIED = f"INSERT INTO arc_runs ({ALL}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_DUE = (
+    "SELECT n, CASE WHEN held = 1 THEN lane END, tenant FROM arc_runs WHERE due_at > 0 AND due_at <= ?"
+    " ORDER BY priority DESC, n LIMIT ? FOR NO KEY UPDATE SKIP LOCKED"
+)
+_MAKE_READY = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n = ANY(?)"
+_CLAIMED = "status = 'running' AND origin = '' AND lease_until < ?"
+_READY = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0"
+_OF = "agent = ANY(?)"
+_SKIP = "FOR NO KEY UPDATE SKIP LOCKED"
+_HEAD = f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+_BEHIND = (
+    f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
+    " ORDER BY priority DESC, n LIMIT 1"
+)
+_LAPSED = (
+    f"SELECT {ALL} FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN"
+    f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
+)
+_BEAT = (
+    "WITH w AS (SELECT * FROM unnest(?::text[], ?::text[]) AS w (run_id, claim_id))"
+    " UPDATE arc_runs r SET lease_until = ? FROM w WHERE r.run_id = w.run_id AND r.claim_id = w.claim_id"
+    " AND r.status = 'running' RETURNING r.run_id, r.cancel_at"
+)
+
+
+@cache
+def _update(names: tuple[str, ...]) -> str:
+    return f"UPDATE arc_runs SET {', '.join(f'{name} = ?' for name in names)} WHERE n = ?"
+
+
+def _one(rows: Any) -> RunRow | None:
+    row = rows.fetchone()
+    return checked_row(row) if row else None
+
+
+class PostgresTransitions(RunTransitions):
+    """Rows in the table `runs`. A row that is read here is locked, and `tx.rows` keeps it for this transaction."""
+
+    tx: PostgresTx
+
+    # -- the clock of the server
+
+    def _instant(self, seconds: float) -> float:
+        """Return a time of the lease clock, which callers without a clock give in seconds from now."""
+        return self.tx.now + seconds if self.tx.engine.by_server else seconds
+
+    def _wanted(self, want: ClaimRequest) -> ClaimRequest:
+        if not self.tx.engine.by_server:
+            return want
+        return want._replace(
+            lease_until=self._instant(want.lease_until), lease_now=self._instant(want.lease_now), wall=self.tx.now
+        )
+
+    def _due(self, due_at: float, at: float) -> float:
+        """Return a time on the clock of the server, for a time on the clock of the caller, which shows `at` now."""
+        return self.tx.now + max(due_at - at, 0.0) if due_at and self.tx.engine.by_server else due_at
+
+    def insert(self, row: RunRow) -> RunRow:
+        return super().insert(row.with_values(due_at=self._due(row.due_at, row.updated_at)))
+
+    def claim(self, want: ClaimRequest) -> list[RunRow]:
+        return super().claim(self._wanted(want))
+
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
+        return super().take(row, insert, reopen, self._wanted(want), wait)
+
+    def settle(self, run_id: str, how: RunUpdate) -> RunRow:
+        return super().settle(run_id, how._replace(due_at=self._due(how.due_at, how.now)))
+
+    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
+        return super().abandoned(run_id, claim_id, self._wanted(want), required)
+
+    def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
+        return super().rewrite(run_id, old, new, self._instant(lease_now))
+
+    # -- rows
+
+    def get(self, run_id: str) -> RunRow | None:
+        if run_id not in self.tx.rows:
+            self.tx.rows[run_id] = _one(self.tx.execute(_LOCKED, (run_id, run_id)))
+        found: RunRow | None = self.tx.rows[run_id]
+        return found
+
+    def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
+        return _one(self.tx.execute(_BY_KEY, (idem_key, tenant)))
+
+    def fence(self, run_id: str, token: str | None) -> None:
+        """The row of a run is its fence."""
+
+    def add(self, row: RunRow) -> RunRow:
+        return self._added(row, self.tx.execute(f"{_INSERT} RETURNING n", _cells(row)))
+
+    def add_new(self, row: RunRow) -> RunRow | None:
+        found = self.tx.execute(f"{_INSERT} ON CONFLICT (run_id) DO NOTHING RETURNING n", _cells(row))
+        return self._added(row, found) if found.rowcount else None
+
+    def _added(self, row: RunRow, found: Any) -> RunRow:
+        row = row.with_values(arrival=found.fetchone()[0])
+        self.tx.rows[row.run_id] = row
+        return row
+
+    def add_copied(self, row: RunRow) -> None:
+        self.tx.execute(_INSERT_COPIED, row)
+        self.tx.rows.pop(row.run_id, None)
+
+    def keep_arrival(self, last: int) -> None:
+        self.tx.execute(
+            "SELECT setval(pg_get_serial_sequence(?, 'n'), greatest(?, (SELECT coalesce(max(n), 1) FROM arc_runs)))",
+            (f"{self.tx.conn.schema}.runs", max(last, 1)),
+        )
+
+    def save(self, row: RunRow) -> None:
+        before: RunRow | None = self.tx.rows.get(row.run_id)
+        changed = (True,) * len(COLUMNS) if before is None else tuple(map(ne, before, row))
+        names = tuple(name for name in compress(COLUMNS, changed) if name != "n")
+        if names:
+            values = [value for name, value in zip(COLUMNS, row, strict=True) if name in names]
+            self.tx.execute(_update(names), (*values, row.arrival))
+        self.tx.rows[row.run_id] = row
+
+    def replace_contents(self, row: RunRow) -> None:
+        self.tx.execute(sqlite._REWRITE, (*contents_of(row), row.arrival))
+        self.tx.rows[row.run_id] = row
+
+    def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
+        found = (run_id, old.seq, old.kind, old.msg_id, old.payload)
+        return bool(self.tx.execute(sqlite._REWRITE_MESSAGE, (new.payload, *found)).rowcount == 1)
+
+    def move(self, row: RunRow, after: RunRow) -> None:
+        self.save(after)
+
+    def drop(self, row: RunRow) -> None:
+        self.tx.rows[row.run_id] = None
+        self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.arrival,))
+        self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
+
+    def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
+        numbers, groups = list[int](), dict[tuple[str, str], bool]()
+        for n, key, tenant in self.tx.execute(_DUE, (wall, DUE_AT_ONCE)):
+            group = (key, tenant)
+            # Rows are locked here before keys. So a key that another transaction has is left to the next claim.
+            if key is not None and group not in groups:
+                groups[group] = bool(self.tx.execute(_TRY_GROUP, group).fetchone()[0])
+            if key is None or groups[group]:
+                numbers.append(n)
+        if numbers:
+            self.tx.execute(_MAKE_READY, (numbers,))
+            self.tx.rows.clear()
+        return tuple(group for group, locked in groups.items() if locked)
+
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return self._chosen(_CLAIMED, want.lease_now, want, "lease_until", limit)
+
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return self._chosen(_READY, None, want, "priority DESC, n", limit)
+
+    def _chosen(self, condition: str, value: Any, want: ClaimRequest, order: str, limit: int) -> list[RunRow]:
+        values = [value] if value is not None else []
+        if want.agents is not None:
+            condition, values = f"{_OF} AND {condition}", [[*want.agents], *values]
+        query = f"SELECT {ALL} FROM arc_runs WHERE {condition} ORDER BY {order} LIMIT ? {_SKIP}"
+        found = fetch(self.tx.execute(query, (*values, limit)))
+        self.tx.rows.update((row.run_id, row) for row in found)
+        return found
+
+    def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        self.tx.execute(_LOCK_GROUP, (concurrency_key, tenant))
+        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant)))
+
+    def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        found = _one(self.tx.execute(_BEHIND, (concurrency_key, tenant)))
+        return None if found is None else self.get(found.run_id)
+
+    def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
+        found = []
+        for row in fetch(self.tx.execute(_LAPSED, (want.lease_now,))):
+            # As in `make_due_ready`.
+            if self.tx.execute(_TRY_GROUP, (row.concurrency_key, row.tenant)).fetchone()[0]:
+                found.append(row)
+                self.tx.rows[row.run_id] = row
+        return found
+
+    def message_number(self, run_id: str, msg_id: str) -> int | None:
+        row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()
+        return row[0] if row else None
+
+    def add_message(self, run_id: str, mail: MailboxMessage) -> None:
+        self.tx.execute(
+            "INSERT INTO arc_mail VALUES (?,?,?,?,?,?,?)",
+            (run_id, mail.seq, mail.kind, mail.name, mail.payload, mail.msg_id, mail.t),
+        )
+
+    def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
+        for run_id, _ in claims:
+            self.tx.rows.pop(run_id, None)
+        ids = [[claim[index] for claim in sorted(claims)] for index in (0, 1)]
+        found = dict(self.tx.execute(_BEAT, (*ids, self._instant(lease_until))).fetchall())
+        return [(run_id in found, found.get(run_id) is not None) for run_id, _ in claims]
+
+    def save_process(self, row: ProcessRow, kept: float) -> None:
+        if self.tx.engine.by_server:
+            row = row._replace(seen_at=self.tx.now, alive_until=self._instant(row.alive_until))
+        self.tx.execute("DELETE FROM arc_processes WHERE seen_at < ?", (row.seen_at - kept,))
+        self.drop_process(row.process_id)
+        cells = (*row[:6], encode([*row.agents]), *row[7:])
+        self.tx.execute("INSERT INTO arc_processes VALUES (?,?,?,?,?,?,?,?,?,?,?)", cells)
+
+    def drop_process(self, process_id: str) -> None:
+        self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
+
+
+def _cells(row: RunRow) -> tuple[Any, ...]:
+    return (*row[:_N], *row[_N + 1 :])
+
+
+def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
+    row = PostgresTransitions(tx).get(run_id)
+    return row.claim_id if row is not None and row.status == "running" else None
+
+
+def _news(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
+    rows = view.execute(
+        "SELECT run_id, status, claim_id, mail_seq, cancel_at IS NOT NULL FROM arc_runs WHERE run_id = ANY(?)",
+        ([*run_ids],),
+    )
+    return {run_id: RunSnapshot(*found) for run_id, *found in rows}
+
+
+def _last_arrival(view: PostgresConnection) -> int:
+    sequence = view.execute("SELECT pg_get_serial_sequence(?, 'n')", (f"{view.schema}.runs",)).fetchone()[0]
+    last, is_called = view.execute(f"SELECT last_value, is_called FROM {sequence}").fetchone()
+    return int(last) if is_called else 0
+
+
+def _get(view: PostgresConnection, run_id: str, tenant: str = "") -> RunRow | None:
+    row = _one(view.execute(f"SELECT {ALL} FROM arc_runs WHERE run_id = ?", (run_id,)))
+    return None if row is None or (tenant and row.tenant != tenant) else row
+
+
+def _next_due(view: PostgresConnection) -> float | None:
+    due: float | None = sqlite._next_due(view)  # type: ignore[arg-type]
+    return due if due is None or view.clock is None else due - server_time(view) + view.clock.wall()
+
+
+def _processes(view: PostgresConnection) -> list[ProcessRow]:
+    """Return the rows with their times on the clocks of this process."""
+    rows = sqlite._processes(view)  # type: ignore[arg-type]
+    if view.clock is None:
+        return rows
+    now, wall = server_time(view), view.clock.wall()
+    return [row._replace(seen_at=wall + row.seen_at - now, alive_until=row.alive_until - now) for row in rows]
+
+
+class PostgresQueue(PostgresBackend, RunQueue):
+    """A queue in a PostgreSQL database, shared by all processes that reach it."""
+
+    operation_sets: ClassVar[OperationSets] = (operation_set(PostgresTransitions, fence=_claim_of),)
+
+    reads: ClassVar[Reads] = {
+        "row": _get,
+        "find": find,
+        "counts": counts,
+        "children": sqlite._children,
+        "mail": sqlite._mail,
+        "news": _news,
+        "next_due": _next_due,
+        "processes": _processes,
+        "last_arrival": _last_arrival,
+    }
+
+    # A process cannot see that a process on another machine has ended.
+    recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
+    keeps_processes = True
+    keeps_rows = "arc_runs"
+
+    def lease_now(self) -> float:
+        return self.engine.lease_now()
