@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import close_files, forget
+from tests.support.postgres_servers import PostgresServer
 from tests.support.redis_servers import RedisCluster, RedisServer
 
 #: They import the engine itself, which needs the redis package.
@@ -184,6 +185,23 @@ def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str
             importlib.import_module("agent_runtime_core._engines.redis.engine"), "COMMIT_TIMEOUT", STANDSTILL
         )
     return f"{redis_server.url}?prefix=t{next(_PREFIXES)}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server for all tests that do not end, stop or configure it: those start one of their own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """That server, with the beginning of the name of a schema; what a test has made of it is dropped after the test."""
+    name = f"t{next(_PREFIXES)}"
+    yield f"{postgres_server.url}?schema={name}"
+    drop = "SELECT nspname FROM pg_namespace WHERE nspname = %s OR nspname LIKE %s"
+    for (schema,) in postgres_server.ask(drop, name, f"{name}\\_%"):
+        postgres_server.ask(f"SET client_min_messages = error; DROP SCHEMA {schema} CASCADE")
 
 
 def pytest_collection_finish() -> None:

@@ -22,12 +22,13 @@ DOCUMENTS = {
     "memory": ".memory:MemoryDocuments",
     "sqlite": ".sqlite:SQLiteDocuments",
     "redis": ".redis:RedisDocuments",
+    "postgres": ".postgres:PostgresDocuments",
     "files": ".files:FileDocuments",
 }
 
 
 def _marked(*kinds: str) -> Any:
-    marks = [pytest.mark.redis] if "redis" in kinds else []
+    marks = [getattr(pytest.mark, kind) for kind in ("redis", "postgres") if kind in kinds]
     return pytest.param(kinds if len(kinds) > 1 else kinds[0], id="+".join(kinds), marks=marks)
 
 

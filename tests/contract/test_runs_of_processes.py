@@ -21,6 +21,7 @@ from agent_runtime_core.testing.contracts.runs_fixtures import Scripted
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
 from tests.contract.third_party.their_store import TheirStore
+from tests.support.backends import backends
 
 
 def separately(name: str, options: dict[str, Any], clock: Any) -> Any:
@@ -33,7 +34,7 @@ def separately(name: str, options: dict[str, Any], clock: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", runs.CASES.several, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("kind", backends(["sqlite", "redis", "postgres"]))
 async def test_processes(kind: str, case: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     numbers, where = itertools.count(), dict[int, dict[str, Any]]()
 
@@ -45,6 +46,8 @@ async def test_processes(kind: str, case: Any, request: pytest.FixtureRequest, t
     def make(clock: Any) -> Any:
         if kind == "redis":
             return opened({"url": f"{request.getfixturevalue('redis_url')}-{next(numbers)}"}, clock)
+        if kind == "postgres":
+            return opened({"url": f"{request.getfixturevalue('postgres_url')}_{next(numbers)}"}, clock)
         return opened({"path": tmp_path / f"{next(numbers)}.db", "durability": "normal"}, clock)
 
     def again(three: Any) -> Any:

@@ -23,7 +23,7 @@ MAKERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 }
 CASES = [
     pytest.param(kind, concern, case, id=f"{kind}-{concern}-{case.__name__}", marks=marks)
-    for kind, marks in (("sqlite", []), ("redis", [pytest.mark.redis]))
+    for kind, marks in (("sqlite", []), ("redis", [pytest.mark.redis]), ("postgres", [pytest.mark.postgres]))
     for concern, (_, cases) in MAKERS.items()
     for case in cases
 ]

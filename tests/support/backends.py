@@ -20,6 +20,7 @@ def backends(names: Iterable[str], *, default: Collection[str] | None = None) ->
             id=name.replace(" ", "+"),
             marks=[
                 *([pytest.mark.redis] if "redis" in name else []),
+                *([pytest.mark.postgres] if "postgres" in name else []),
                 *([] if default is None or name in default else [pytest.mark.all_backends]),
             ],
         )

@@ -22,6 +22,7 @@ def kinds(table: Iterable[str], theirs: str) -> list[Any]:
             id=f"{short}{codec}",
             marks=[
                 *([pytest.mark.redis] if name == "redis" else []),
+                *([pytest.mark.postgres] if name == "postgres" else []),
                 *([pytest.mark.all_backends] if codec and name == "memory" else []),
             ],
         )
@@ -46,6 +47,8 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., dict
             return {"path": tmp_path / f"{name}.db"}
         if kind == "redis":
             return {"url": f"{request.getfixturevalue('redis_url')}-{name}"}
+        if kind == "postgres":
+            return {"url": f"{request.getfixturevalue('postgres_url')}_{name}"}
         if kind == "files":
             return {"project_dir": tmp_path / name}
         return {}

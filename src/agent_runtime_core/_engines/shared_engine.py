@@ -100,7 +100,7 @@ class SharedEngine(Engine):
 def _forked() -> None:
     """Replace the locks: a thread of the parent may have held one, and does not exist here to release it."""
     Process.forks += 1
-    kinds: list[type[SharedEngine]] = [SharedEngine]
+    kinds = SharedEngine.__subclasses__()
     for kind in kinds:
         kinds += kind.__subclasses__()
         kind._open_lock = threading.Lock()

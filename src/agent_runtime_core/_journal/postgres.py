@@ -10,7 +10,7 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresTx
 from .._engines.postgres.user_transaction import run
 from ..errors import LeaseLost
-from .record import ENDED, Record, has_outcome, is_duplicate_end
+from .record import Record, has_outcome, is_duplicate_end
 
 _COLUMNS = ", ".join(Record._fields)
 _OF_RUN = "FROM arc_journal WHERE run_id = ?"
@@ -25,7 +25,10 @@ _HEAD = (
 _INSERT = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
 _LOCK = "SELECT 1 FROM arc_runs WHERE run_id = ? FOR NO KEY UPDATE"
 _LOCK_NO_ROW = "SELECT pg_advisory_xact_lock(hashtextextended(?, 3))"
-_REWRITE = "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ? WHERE run_id = ? AND seq = ?"
+_REWRITE = (
+    "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ?"
+    " WHERE run_id = ? AND seq = ?"
+)
 #: A page of rows up to the first one with which they have so many characters.
 PAGE = "SELECT {columns} FROM (SELECT *, sum({size}) OVER (ORDER BY seq) - ({size}) AS before FROM ({rows}) p) q"
 _SIZE = (

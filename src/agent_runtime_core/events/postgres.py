@@ -11,9 +11,9 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx
 from .._journal import postgres as journal
 from .._journal.record import Record
-from . import sqlite
 from .base import COPY, DELETE, PUBLISH, REWRITE, TRIM, EventBus
 from .event import PAGE_BYTES, EventRows, StoredEvent, merged
+from .sqlite import Row, copy, delete, ids, rewrite, trim
 
 _ROWS = (
     journal.PAGE.format(
@@ -30,7 +30,7 @@ _KEEP_NEXT = "UPDATE arc_runs SET next_event = ? WHERE run_id = ?"
 _REPORT = "events.report"
 
 
-def publish(tx: PostgresTx, run_id: str, rows: Sequence[sqlite.Row]) -> list[int]:
+def publish(tx: PostgresTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     sequence = journal.next_sequence(tx, run_id)
     known = dict(tx.execute(_SEQUENCES, (run_id, [row[0] for row in rows])).fetchall())
     sequences = []
@@ -47,7 +47,7 @@ def publish(tx: PostgresTx, run_id: str, rows: Sequence[sqlite.Row]) -> list[int
     return sequences
 
 
-def published(tx: PostgresTx, run_id: str, rows: Sequence[sqlite.Row]) -> list[int]:
+def published(tx: PostgresTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     known = dict(tx.execute(_SEQUENCES, (run_id, [row[0] for row in rows])).fetchall())
     if any(row[0] not in known for row in rows):
         raise NotApplied
@@ -90,8 +90,8 @@ def _any(function: Any) -> Any:
 CONCERN = OperationSet(
     "events",
     {
-        PUBLISH: publish, DELETE: _any(sqlite.delete), TRIM: _any(sqlite.trim), REWRITE: _any(sqlite.rewrite),
-        COPY: _any(sqlite.copy), _REPORT: report,
+        PUBLISH: publish, DELETE: _any(delete), TRIM: _any(trim), REWRITE: _any(rewrite),
+        COPY: _any(copy), _REPORT: report,
     },
     {PUBLISH: published},
 )  # fmt: skip
@@ -101,7 +101,7 @@ class PostgresEventBus(PostgresBackend, EventBus):
     """An event bus in a PostgreSQL database, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
-    reads: ClassVar[Reads] = {"ids": sqlite.ids}
+    reads: ClassVar[Reads] = {"ids": ids}
     derives = True
     bounds_pages = True
     stores_readers = True

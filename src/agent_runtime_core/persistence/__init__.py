@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from .backends.memory import InMemoryMemoryStore as InMemoryMemoryStore
     from .backends.memory import InMemoryPreferencesStore as InMemoryPreferencesStore
     from .backends.memory import InMemoryTaskStore as InMemoryTaskStore
+    from .backends.postgres import PostgresAuditStore as PostgresAuditStore
+    from .backends.postgres import PostgresConversationStore as PostgresConversationStore
+    from .backends.postgres import PostgresKnowledgeStore as PostgresKnowledgeStore
+    from .backends.postgres import PostgresMemoryStore as PostgresMemoryStore
+    from .backends.postgres import PostgresPreferencesStore as PostgresPreferencesStore
+    from .backends.postgres import PostgresTaskStore as PostgresTaskStore
     from .backends.redis import RedisAuditStore as RedisAuditStore
     from .backends.redis import RedisConversationStore as RedisConversationStore
     from .backends.redis import RedisKnowledgeStore as RedisKnowledgeStore
@@ -82,6 +88,8 @@ else:
             "FilePreferencesStore FileTaskStore",
             ".backends.memory": "InMemoryAuditStore InMemoryConversationStore InMemoryKnowledgeStore "
             "InMemoryMemoryStore InMemoryPreferencesStore InMemoryTaskStore",
+            ".backends.postgres": "PostgresAuditStore PostgresConversationStore PostgresKnowledgeStore "
+            "PostgresMemoryStore PostgresPreferencesStore PostgresTaskStore",
             ".backends.redis": "RedisAuditStore RedisConversationStore RedisKnowledgeStore RedisMemoryStore "
             "RedisPreferencesStore RedisTaskStore",
             ".backends.sqlite": "SQLiteAuditStore SQLiteConversationStore SQLiteKnowledgeStore SQLiteMemoryStore "

@@ -34,7 +34,7 @@ from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
-_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
+_PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "postgres": "Postgres"}
 _STORES_ON_DOCUMENTS = {
     "memory": "knowledge:StoredMemory", "conversation": "conversations:StoredConversations",
     "task": "tasks:StoredTasks", "preferences": "knowledge:StoredPreferences",
@@ -44,6 +44,7 @@ _DOCUMENT_STORES = {
     "memory": "memory:MemoryDocuments",
     "sqlite": "sqlite:SQLiteDocuments",
     "redis": "redis:RedisDocuments",
+    "postgres": "postgres:PostgresDocuments",
     "files": "files:FileDocuments",
 }
 _FILES = "files:///"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .._engines.base import Op as Op
     from .base import RunQueue as RunQueue
     from .memory import InMemoryQueue as InMemoryQueue
+    from .postgres import PostgresQueue as PostgresQueue
     from .records import ClaimRequest as ClaimRequest
     from .records import MailboxMessage as MailboxMessage
     from .records import ProcessRow as ProcessRow
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .records import RunRow as RunRow
     from .records import RunSnapshot as RunSnapshot
     from .records import RunUpdate as RunUpdate
-    from .postgres import PostgresQueue as PostgresQueue
     from .redis import RedisQueue as RedisQueue
     from .sqlite import SQLiteQueue as SQLiteQueue
     from .transitions import RunTransitions as RunTransitions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import compress
 from operator import ne
@@ -12,9 +12,11 @@ from .._core.codec.json import encode
 from .._engines.backend import OperationSets, Reads
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
-from . import sqlite
 from .base import RunQueue
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
+from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
+from .sqlite import _next_due as sqlite_next_due
+from .sqlite import _processes as sqlite_processes
 from .sqlite_find import ALL, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
@@ -56,7 +58,7 @@ _LAPSED = (
 _BEAT = (
     "WITH w AS (SELECT * FROM unnest(?::text[], ?::text[]) AS w (run_id, claim_id))"
     " UPDATE arc_runs r SET lease_until = ? FROM w WHERE r.run_id = w.run_id AND r.claim_id = w.claim_id"
-    " AND r.status = 'running' RETURNING r.run_id, r.cancel_at"
+    " AND r.status = 'running' RETURNING r.run_id, r.claim_id, r.cancel_at"
 )
 
 
@@ -158,12 +160,12 @@ class PostgresTransitions(RunTransitions):
         self.tx.rows[row.run_id] = row
 
     def replace_contents(self, row: RunRow) -> None:
-        self.tx.execute(sqlite._REWRITE, (*contents_of(row), row.arrival))
+        self.tx.execute(_REWRITE, (*contents_of(row), row.arrival))
         self.tx.rows[row.run_id] = row
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
         found = (run_id, old.seq, old.kind, old.msg_id, old.payload)
-        return bool(self.tx.execute(sqlite._REWRITE_MESSAGE, (new.payload, *found)).rowcount == 1)
+        return bool(self.tx.execute(_REWRITE_MESSAGE, (new.payload, *found)).rowcount == 1)
 
     def move(self, row: RunRow, after: RunRow) -> None:
         self.save(after)
@@ -233,8 +235,12 @@ class PostgresTransitions(RunTransitions):
         for run_id, _ in claims:
             self.tx.rows.pop(run_id, None)
         ids = [[claim[index] for claim in sorted(claims)] for index in (0, 1)]
-        found = dict(self.tx.execute(_BEAT, (*ids, self._instant(lease_until))).fetchall())
-        return [(run_id in found, found.get(run_id) is not None) for run_id, _ in claims]
+        rows = self.tx.execute(_BEAT, (*ids, self._instant(lease_until)))
+        found = {(run_id, claim_id): cancel_at for run_id, claim_id, cancel_at in rows}
+        return [
+            (claim in found, found.get(claim) is not None)
+            for claim in ((run_id, claim_id) for run_id, claim_id in claims)
+        ]
 
     def save_process(self, row: ProcessRow, kept: float) -> None:
         if self.tx.engine.by_server:
@@ -277,13 +283,13 @@ def _get(view: PostgresConnection, run_id: str, tenant: str = "") -> RunRow | No
 
 
 def _next_due(view: PostgresConnection) -> float | None:
-    due: float | None = sqlite._next_due(view)  # type: ignore[arg-type]
+    due: float | None = sqlite_next_due(view)  # type: ignore[arg-type]
     return due if due is None or view.clock is None else due - server_time(view) + view.clock.wall()
 
 
 def _processes(view: PostgresConnection) -> list[ProcessRow]:
     """Return the rows with their times on the clocks of this process."""
-    rows = sqlite._processes(view)  # type: ignore[arg-type]
+    rows = sqlite_processes(view)  # type: ignore[arg-type]
     if view.clock is None:
         return rows
     now, wall = server_time(view), view.clock.wall()
@@ -299,8 +305,8 @@ class PostgresQueue(PostgresBackend, RunQueue):
         "row": _get,
         "find": find,
         "counts": counts,
-        "children": sqlite._children,
-        "mail": sqlite._mail,
+        "children": _children,
+        "mail": _mail,
         "news": _news,
         "next_due": _next_due,
         "processes": _processes,

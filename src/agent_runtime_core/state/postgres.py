@@ -9,8 +9,8 @@ from .._engines.backend import OperationSets, Reads
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx
 from .._journal import postgres as journal
-from . import sqlite
 from .base import EffectRow, StateOperations, StateStore
+from .sqlite import _drop_lineage, _newest, _state, checkpoint, copy, drop, effect_keys, effects, put, rewrite, status
 
 _LOCK_EFFECT = "SELECT pg_advisory_xact_lock(hashtextextended(?::text || chr(2) || ?::text, 4))"
 _IDS = (
@@ -21,7 +21,7 @@ _IDS = (
 def _locked_effects(tx: PostgresTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
     """Return the rows of an effect, of which another transaction begins none before this one ends."""
     tx.execute(_LOCK_EFFECT, (origin, key))
-    return sqlite.effects(tx, origin, key, digests)  # type: ignore[arg-type]
+    return effects(tx, origin, key, digests)  # type: ignore[arg-type]
 
 
 def delete(tx: PostgresTx, run_id: str) -> None:
@@ -39,11 +39,11 @@ def _any(function: Any) -> Any:
 
 
 CONCERN = StateOperations(
-    _any(sqlite._state), _locked_effects, _any(sqlite.put), _any(sqlite.drop), _any(sqlite._drop_lineage)
+    _any(_state), _locked_effects, _any(put), _any(drop), _any(_drop_lineage)
 ).operation_set(
     {
-        "state.checkpoint": sqlite.checkpoint, "state.status": sqlite.status, "state.delete": delete,
-        "state.rewrite": sqlite.rewrite, "state.copy": sqlite.copy,
+        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
+        "state.rewrite": rewrite, "state.copy": copy,
     },
 )  # fmt: skip
 
@@ -54,9 +54,9 @@ class PostgresStateStore(PostgresBackend, StateStore):
     operation_sets: ClassVar[OperationSets] = (journal.CONCERN, CONCERN)
     reads: ClassVar[Reads] = {
         **journal.READS,
-        "state": sqlite._newest,
-        "effects": sqlite.effects,
-        "effect_keys": sqlite.effect_keys,
+        "state": _newest,
+        "effects": effects,
+        "effect_keys": effect_keys,
         "ids": _ids,
     }
     transacts = True

@@ -15,7 +15,7 @@ from tests.support.backends import backends
 from tests.support.codec import kind_of
 from tests.support.storage import places
 
-PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "files": "File"}
+PREFIXES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis", "postgres": "Postgres", "files": "File"}
 
 TECHNOLOGIES = backends(PREFIXES, default=PREFIXES)
 

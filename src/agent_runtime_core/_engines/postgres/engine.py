@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from ..._core.clock import SYSTEM, Clock
+from ..._core.lazy_import import load
 from ..._core.log import log
 from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull, StorageOutdated
@@ -82,7 +83,7 @@ class PostgresEngine(ThreadedEngine):
             engine = cls._open.get(key)
             if engine is None:
                 engine = cls._open[key] = cls(key, place, clock)
-            return cast("PostgresEngine", engine.share())
+            return engine.share()
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, str(place), clock)
@@ -257,8 +258,6 @@ def _migrate_alone(conn: PostgresConnection, name: str, operation_sets: Sequence
 
 
 def _apply_migrations(conn: PostgresConnection, name: str, operation_sets: Sequence[OperationSet]) -> None:
-    from ... import __version__
-
     if conn.execute("SELECT to_regnamespace(?)", (conn.schema,)).fetchone()[0] is None:
         conn.run(f"CREATE SCHEMA {conn.schema}")
     if conn.execute("SELECT to_regclass(?)", (f"{conn.schema}.schema",)).fetchone()[0] is None:
@@ -273,7 +272,7 @@ def _apply_migrations(conn: PostgresConnection, name: str, operation_sets: Seque
             conn.execute(
                 "INSERT INTO arc_schema VALUES (?, ?, ?) ON CONFLICT (concern)"
                 " DO UPDATE SET version = excluded.version, library = excluded.library",
-                (each.name, newest, __version__),
+                (each.name, newest, load("agent_runtime_core:__version__")),
             )
 
 

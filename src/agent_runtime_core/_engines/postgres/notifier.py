@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..._core.ids import new_ulid
 from ..._core.clock import SYSTEM
+from ..._core.ids import new_ulid
 from ..._core.log import log
 from ..._core.threads import started
 from ...errors import StorageError

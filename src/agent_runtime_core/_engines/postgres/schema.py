@@ -50,10 +50,11 @@ CREATE TABLE arc_processes (process_id text COLLATE "C" PRIMARY KEY, worker text
 
 
 # The fields of a record, in their order. The events that are derived from records have no table.
-_JOURNAL: Final = f"""CREATE TABLE arc_journal (run_id {_TEXT}, seq int NOT NULL, kind {_TEXT}, name {_TEXT}, key {_TEXT},
-    attempt int NOT NULL, claim_id {_TEXT}, t float8 NOT NULL, result text, error text, state text, pos int NOT NULL,
-    total int NOT NULL, tries int NOT NULL, ms bigint NOT NULL, info text, next text, digest text, ev int NOT NULL,
-    nev int NOT NULL, PRIMARY KEY (run_id, seq));
+_JOURNAL: Final = f"""CREATE TABLE arc_journal (
+    run_id {_TEXT}, seq int NOT NULL, kind {_TEXT}, name {_TEXT}, key {_TEXT}, attempt int NOT NULL,
+    claim_id {_TEXT}, t float8 NOT NULL, result text, error text, state text, pos int NOT NULL, total int NOT NULL,
+    tries int NOT NULL, ms bigint NOT NULL, info text, next text, digest text, ev int NOT NULL, nev int NOT NULL,
+    PRIMARY KEY (run_id, seq));
 CREATE TABLE arc_events (run_id {_TEXT}, seq int NOT NULL, type {_TEXT}, payload text NOT NULL, t float8 NOT NULL,
     event_id {_TEXT}, PRIMARY KEY (run_id, seq));
 CREATE UNIQUE INDEX events_id ON arc_events (run_id, event_id);
@@ -63,15 +64,16 @@ _STATE: Final = f"""CREATE TABLE arc_state (run_id {_TEXT} PRIMARY KEY, status t
     mark text, t float8 NOT NULL, status_t float8);
 CREATE TABLE arc_effects (origin {_TEXT}, key {_TEXT}, digest {_TEXT}, run_id {_TEXT}, n int NOT NULL,
     status {_TEXT}, result text, t float8 NOT NULL, PRIMARY KEY (origin, key, digest, run_id, n))"""
-_DOCUMENTS: Final = f"""CREATE TABLE arc_document_kinds (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, space {_TEXT},
-    kind {_TEXT}, UNIQUE (space, kind));
-CREATE TABLE arc_documents (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind int NOT NULL, key {_TEXT},
-    grp {_TEXT}, rank float8 NOT NULL, version int NOT NULL, expires float8, mark bigint NOT NULL, crc bigint NOT NULL,
-    text text NOT NULL, words text NOT NULL DEFAULT '');
-CREATE UNIQUE INDEX documents_key ON arc_documents (kind, key);
-CREATE INDEX documents_group ON arc_documents (kind, grp, rank, key);
-CREATE INDEX documents_rank ON arc_documents (kind, rank, key);
-CREATE INDEX documents_end ON arc_documents (expires) WHERE expires IS NOT NULL"""
+_DOCUMENTS: Final = f"""CREATE TABLE arc_documents (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, space {_TEXT},
+    kind {_TEXT}, key {_TEXT}, grp {_TEXT}, rank float8 NOT NULL, version int NOT NULL, expires float8,
+    mark bigint NOT NULL, crc bigint NOT NULL, text text NOT NULL, words text NOT NULL DEFAULT '',
+    lexemes tsvector DEFAULT '');
+CREATE UNIQUE INDEX documents_key ON arc_documents (space, kind, key);
+CREATE INDEX documents_group ON arc_documents (space, kind, grp, rank, key);
+CREATE INDEX documents_rank ON arc_documents (space, kind, rank, key);
+CREATE INDEX documents_end ON arc_documents (expires) WHERE expires IS NOT NULL;
+CREATE INDEX documents_words ON arc_documents USING gin (lexemes);
+CREATE INDEX documents_long ON arc_documents (space, kind) WHERE lexemes IS NULL"""
 _FENCES: Final = f"CREATE TABLE arc_fences (key {_TEXT} PRIMARY KEY, token {_TEXT})"
 
 TABLES: Final = OperationSet("tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES)),))

@@ -100,7 +100,8 @@ def _truth(url: str, options: dict[str, str], name: str) -> bool:
 
 def _parsed(url: str, conninfo: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = load("psycopg.conninfo:conninfo_to_dict")(conninfo)
+        parsed: Any = load("psycopg.conninfo:conninfo_to_dict")
+        found: dict[str, Any] = parsed(conninfo)
     except driver().ProgrammingError as error:  # its message may quote the whole URL
         option = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         what = f"have only options that libpq knows, and {option[1]} is none" if option else "be valid for libpq"
