@@ -26,5 +26,5 @@ async def commit(side: moving._Side, guard: Guard | None, ops: Sequence[Op]) -> 
     return await COMMIT(side, guard, ops)
 
 
-moving._Side.commit = commit  # type: ignore[method-assign]
+moving._Side.commit = commit  # type: ignore[method-assign,assignment]
 sys.exit(main(["copy", *sys.argv[2:]]))
