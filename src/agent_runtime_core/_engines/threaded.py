@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final
 from .._core.clock import Clock
 from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
-from ..errors import LeaseLost, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Guard, NotApplied, Op, OperationSet, moved
+from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, moved
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import SharedEngine
 
@@ -41,6 +41,9 @@ class ThreadedTx:
         conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
         notified: The topics whose listeners are woken after the commit.
     """
+
+    #: Whether the operations may have been committed before, because the answer to an earlier try was lost.
+    repeated: bool = False
 
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
@@ -89,6 +92,7 @@ class ThreadedEngine(SharedEngine):
         self.operations: dict[str, Callable[..., Any]] = {}
         self.replays: dict[str, Callable[..., Any]] = {}
         self.fences: list[Callable[[Any, str], str | None]] = []
+        self.batches: dict[tuple[str, ...], Batch] = {}
         self.not_repeatable: frozenset[str] = frozenset()
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
@@ -170,6 +174,7 @@ class ThreadedEngine(SharedEngine):
         self.operations.update(operation_set.operations)
         self.replays.update(operation_set.replays)
         self.not_repeatable |= operation_set.not_repeatable
+        self.batches.update(operation_set.batches)
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
         self._added.add(operation_set.name)
@@ -284,15 +289,15 @@ class ThreadedEngine(SharedEngine):
             for request in batch:  # no function of a user is called again because another request has failed
                 self._commit(session, [request])
             return
-        until, pause = time.monotonic() + self.timeout, _PAUSE
+        until, pause, repeated = time.monotonic() + self.timeout, _PAUSE, False
         while True:
-            error = self._tried(session, batch)
-            if error is None:
+            error = self._tried(session, batch, repeated=repeated)
+            batch = [request for request in batch if request.result is None and request.error is None]
+            if error is None or not batch:
                 return
-            for request in batch:
-                request.result = request.error = None
             if self.is_lost(error):
                 session.drop()
+                repeated = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
@@ -318,32 +323,87 @@ class ThreadedEngine(SharedEngine):
             "Repeat it: every write is idempotent"
         )
 
-    def _tried(self, session: _Session, batch: list[CommitRequest]) -> BaseException | None:
-        """Apply a group in one transaction; return the error for which none of it is stored."""
+    def _tried(self, session: _Session, batch: list[CommitRequest], *, repeated: bool) -> BaseException | None:
+        """Apply a group; return the error for which those without an outcome are not stored."""
+        topics = set[str]()
         try:
-            topics = self.apply_together(session.connection(), batch)
+            conn = session.connection()
+            for shape, part in self._parts(batch) if not repeated else [(None, batch)]:
+                left = part if shape is None else self._apply_batches(conn, part, topics)
+                if left and not self._apply_together(conn, left, topics, repeated=repeated):
+                    return _OneFailed()
         except Exception as error:  # noqa: BLE001 - of the driver; `_commit` decides what follows
             session.roll_back()
             return error
-        if topics is None:
-            return _OneFailed()
-        if topics:
-            self.wake(topics)
-            self.notify_others(topics)
+        finally:
+            if topics:
+                self.wake(topics)
+                self.notify_others(topics)
         return None
 
-    def apply_together(self, conn: Any, batch: Sequence[CommitRequest]) -> set[str] | None:
-        """Apply a group in one transaction, and return the topics whose listeners to wake.
-
-        None: one of several requests has failed, and nothing is stored.
-        """
-        tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+    def _parts(self, batch: Sequence[CommitRequest]) -> list[tuple[bool | None, list[CommitRequest]]]:
+        """Return the requests in parts, in their order: those that batches apply, at most one for a run, and others."""
+        parts: list[tuple[bool | None, list[CommitRequest]]] = []
+        keys = set[object]()
         for request in batch:
-            if not self._apply(tx, request):
-                self.roll_back(conn)
-                return set() if len(batch) == 1 else None  # its error is its outcome
-        self.end(conn)
-        return tx.notified
+            is_batched = self._shape(request) in self.batches or None
+            guard = request.guard
+            key = request if guard is None else guard.key
+            if not parts or parts[-1][0] is not is_batched or (is_batched and key in keys):
+                parts.append((is_batched, []))
+                keys.clear()
+            parts[-1][1].append(request)
+            keys.add(key)
+        return parts
+
+    @staticmethod
+    def _shape(request: CommitRequest) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([name for name, _ in request.ops]))
+
+    def _apply_batches(self, conn: Any, requests: Sequence[CommitRequest], topics: set[str]) -> list[CommitRequest]:
+        """Apply requests by their batches, in one transaction, and return those that were left alone."""
+        shapes: dict[Batch, list[CommitRequest]] = {}
+        for request in requests:
+            shapes.setdefault(self.batches[self._shape(request)], []).append(request)
+        started_batches = [(batch, batch.apply(self, part), part) for batch, part in shapes.items()]
+        wanted = [next(steps) for _, steps, _ in started_batches]
+        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements])
+        left = list[CommitRequest]()
+        for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
+            mine, rows = rows[: len(statements)], rows[len(statements) :]
+            try:
+                steps.send(mine)
+            except StopIteration as end:
+                left += end.value
+                if len(end.value) < len(part):
+                    topics |= batch.topics
+        order = {request: place for place, request in enumerate(requests)}
+        return sorted(left, key=order.__getitem__)
+
+    def execute_batch(self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Any]]:
+        """Execute statements in one transaction, and return the rows of each. Needed for operation sets with batches.
+
+        Each statement must leave alone what it may not change: a run whose claim is another, and a store with `MARK`.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
+
+    def _apply_together(self, conn: Any, batch: Sequence[CommitRequest], topics: set[str], *, repeated: bool) -> bool:
+        """Apply a group in one transaction. False: one of several requests has failed, and nothing is stored."""
+        tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+        tx.repeated = repeated
+        try:
+            for request in batch:
+                if not self._apply(tx, request):
+                    self.roll_back(conn)
+                    if len(batch) > 1:
+                        _forget(batch)
+                    return len(batch) == 1  # its error is its outcome
+            self.end(conn)
+        except BaseException:
+            _forget(batch)
+            raise
+        topics |= tx.notified
+        return True
 
     def _apply(self, tx: Any, request: CommitRequest) -> bool:
         """Apply one request; False if it failed where it may have written."""
@@ -430,6 +490,12 @@ class ThreadedEngine(SharedEngine):
                 self._reads.put(None)
         for thread in threads:
             thread.join(self.timeout)
+
+
+def _forget(batch: Sequence[CommitRequest]) -> None:
+    """Remove the outcomes of requests whose transaction was not committed."""
+    for request in batch:
+        request.result = request.error = None
 
 
 class _OneFailed(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import compress
 from operator import ne
@@ -13,6 +14,7 @@ from .._engines.backend import OperationSets, Reads
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .postgres_batches import BATCHES
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
@@ -55,6 +57,7 @@ _LAPSED = (
     f"SELECT {ALL} FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN"
     f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
 )
+_CLAIMED_BY = f"SELECT {ALL} FROM arc_runs WHERE status = 'running' AND claim_id = ANY(?)"
 _BEAT = (
     "WITH w AS (SELECT * FROM unnest(?::text[], ?::text[]) AS w (run_id, claim_id))"
     " UPDATE arc_runs r SET lease_until = ? FROM w WHERE r.run_id = w.run_id AND r.claim_id = w.claim_id"
@@ -98,7 +101,13 @@ class PostgresTransitions(RunTransitions):
         return super().insert(row.with_values(due_at=self._due(row.due_at, row.updated_at)))
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        return super().claim(self._wanted(want))
+        found: list[RunRow] = []
+        if self.tx.repeated:
+            # An earlier try may have claimed runs, and its answer was lost.
+            found = fetch(self.tx.execute(_CLAIMED_BY, ([*want.tickets],)))
+            taken = {row.claim_id for row in found}
+            want = want._replace(tickets=tuple(each for each in want.tickets if each not in taken))
+        return found + super().claim(self._wanted(want))
 
     def take(
         self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
@@ -299,7 +308,9 @@ def _processes(view: PostgresConnection) -> list[ProcessRow]:
 class PostgresQueue(PostgresBackend, RunQueue):
     """A queue in a PostgreSQL database, shared by all processes that reach it."""
 
-    operation_sets: ClassVar[OperationSets] = (operation_set(PostgresTransitions, fence=_claim_of),)
+    operation_sets: ClassVar[OperationSets] = (
+        replace(operation_set(PostgresTransitions, fence=_claim_of), batches=BATCHES),
+    )
 
     reads: ClassVar[Reads] = {
         "row": _get,

@@ -309,6 +309,8 @@ class RunTransitions(ABC):
             candidate = row
         elif stored.run_id != row.run_id or (insert and (row.digest, row.tenant) != (stored.digest, stored.tenant)):
             return ("conflict", stored)
+        elif stored.status == "running" and stored.claim_id == want.tickets[0]:
+            return ("claimed", stored)  # by an earlier try, whose answer was lost
         elif stored.status == "running" and not self._has_ended(stored, want):
             return ("held", stored)
         elif stored.status in LIVE:

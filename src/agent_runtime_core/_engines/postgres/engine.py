@@ -128,6 +128,13 @@ class PostgresEngine(ThreadedEngine):
         if conn.in_transaction:
             conn.run("ROLLBACK")
 
+    def execute_batch(
+        self, conn: PostgresConnection, statements: Sequence[tuple[str, Sequence[Any]]]
+    ) -> list[list[Any]]:
+        if self._unmigrated:
+            self._migrate(conn)
+        return conn.pipelined(statements)
+
     # -- fences
 
     def stored_fence(self, conn: PostgresConnection, key: str, *, lock: bool) -> str | None:
