@@ -81,6 +81,8 @@ class OperationSet:
     #: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there is too much to
     #: read for the event loop. To hand a read to a thread takes ten times as long as such a read.
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    #: On a `ThreadedEngine`: functions of reads that execute one statement, and so need no transaction.
+    one_statement: frozenset[Callable[..., Any]] = frozenset()
     #: On a `ThreadedEngine`: what applies many commits of one shape with one statement, by the names of their
     #: operations without repeats. See `Batch`.
     batches: Mapping[tuple[str, ...], Batch] = field(default_factory=dict)

@@ -94,6 +94,7 @@ class ThreadedEngine(SharedEngine):
         self.fences: list[Callable[[Any, str], str | None]] = []
         self.batches: dict[tuple[str, ...], Batch] = {}
         self.not_repeatable: frozenset[str] = frozenset()
+        self._one_statement: frozenset[Callable[..., Any]] = frozenset()
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
@@ -174,6 +175,7 @@ class ThreadedEngine(SharedEngine):
         self.operations.update(operation_set.operations)
         self.replays.update(operation_set.replays)
         self.not_repeatable |= operation_set.not_repeatable
+        self._one_statement |= operation_set.one_statement
         self.batches.update(operation_set.batches)
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
@@ -456,9 +458,12 @@ class ThreadedEngine(SharedEngine):
         while True:
             try:
                 conn = session.connection()
-                self.begin(conn, writes=False)
-                result, error = fn(conn, *args), None
-                self.end(conn)
+                if fn in self._one_statement:
+                    result, error = fn(conn, *args), None
+                else:
+                    self.begin(conn, writes=False)
+                    result, error = fn(conn, *args), None
+                    self.end(conn)
                 break
             except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
                 error = failure

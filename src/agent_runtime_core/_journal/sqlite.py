@@ -235,8 +235,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             values = run_id, row.arrival, kind, name, result, body, run_id, nev, crc
             tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
         else:
-            values = _first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc
-            if not tx.execute(_INSERT, values).rowcount:
+            cells = _first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc
+            if not tx.execute(_INSERT, cells).rowcount:
                 return applied(tx, run_id, record)
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)

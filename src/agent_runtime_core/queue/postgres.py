@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress
@@ -305,11 +305,14 @@ def _processes(view: PostgresConnection) -> list[ProcessRow]:
     return [row._replace(seen_at=wall + row.seen_at - now, alive_until=row.alive_until - now) for row in rows]
 
 
+_ONE_STATEMENT: frozenset[Callable[..., Any]] = frozenset({_get, _children, _mail, _news})
+
+
 class PostgresQueue(PostgresBackend, RunQueue):
     """A queue in a PostgreSQL database, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (
-        replace(operation_set(PostgresTransitions, fence=_claim_of), batches=BATCHES),
+        replace(operation_set(PostgresTransitions, fence=_claim_of), batches=BATCHES, one_statement=_ONE_STATEMENT),
     )
 
     reads: ClassVar[Reads] = {

@@ -47,6 +47,7 @@ CONCERN = StateOperations(
         "state.rewrite": rewrite, "state.copy": copy,
     },
     batches=BATCHES,
+    one_statement=frozenset({effect_keys, journal.records, journal.ending, _ids}),
 )  # fmt: skip
 
 
