@@ -69,6 +69,9 @@ class OperationSet:
     #: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there is too much to
     #: read for the event loop. To hand a read to a thread takes ten times as long as such a read.
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    #: On a `ThreadedEngine`: `lock(tx, requests)` locks the rows that these requests will lock, in an order that is the
+    #: same in every process. It is called before the first of them is applied.
+    lock: Callable[[Any, Sequence[Any]], None] | None = None
 
 
 def always(*args: Any) -> bool:

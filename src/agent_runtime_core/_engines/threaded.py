@@ -40,12 +40,14 @@ class ThreadedTx:
         engine: The engine.
         conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
         notified: The topics whose listeners are woken after the commit.
+        repeats: Whether the operation may have been applied before, in a commit whose reply was lost.
     """
 
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
         self.conn: Any = conn
         self.notified: set[str] = set()
+        self.repeats: bool = False
 
     def notify(self, topic: str) -> None:
         """Wake the listeners of a topic after the commit."""
@@ -89,6 +91,7 @@ class ThreadedEngine(SharedEngine):
         self.operations: dict[str, Callable[..., Any]] = {}
         self.replays: dict[str, Callable[..., Any]] = {}
         self.fences: list[Callable[[Any, str], str | None]] = []
+        self.locks: list[Callable[[Any, Sequence[CommitRequest]], None]] = []
         self.not_repeatable: frozenset[str] = frozenset()
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
@@ -172,6 +175,8 @@ class ThreadedEngine(SharedEngine):
         self.not_repeatable |= operation_set.not_repeatable
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
+        if operation_set.lock is not None:
+            self.locks.append(operation_set.lock)
         self._added.add(operation_set.name)
 
     # -- for callers
@@ -293,6 +298,8 @@ class ThreadedEngine(SharedEngine):
                 request.result = request.error = None
             if self.is_lost(error):
                 session.drop()
+                for request in batch:
+                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
@@ -338,6 +345,8 @@ class ThreadedEngine(SharedEngine):
         None: one of several requests has failed, and nothing is stored.
         """
         tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+        for lock in self.locks:
+            lock(tx, batch)
         for request in batch:
             if not self._apply(tx, request):
                 self.roll_back(conn)
@@ -347,7 +356,7 @@ class ThreadedEngine(SharedEngine):
 
     def _apply(self, tx: Any, request: CommitRequest) -> bool:
         """Apply one request; False if it failed where it may have written."""
-        guard = request.guard
+        guard, tx.repeats = request.guard, request.repeats
         try:
             if guard is not None and tx.fenced(guard.key) != guard.token:
                 request.result, request.error = self._replayed(tx, guard, request.ops)
