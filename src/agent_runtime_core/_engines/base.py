@@ -86,6 +86,9 @@ class OperationSet:
     #: On a `ThreadedEngine`: what applies many commits of one shape with one statement, by the names of their
     #: operations without repeats. See `Batch`.
     batches: Mapping[tuple[str, ...], Batch] = field(default_factory=dict)
+    #: On a `ThreadedEngine`: `lock(tx, requests)` locks the rows that these requests will lock, in an order that is the
+    #: same in every process. It is called before the first of them is applied.
+    lock: Callable[[Any, Sequence[Any]], None] | None = None
 
 
 def always(*args: Any) -> bool:

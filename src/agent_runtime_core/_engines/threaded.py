@@ -40,15 +40,14 @@ class ThreadedTx:
         engine: The engine.
         conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
         notified: The topics whose listeners are woken after the commit.
+        repeats: Whether the operation may have been applied before, in a commit whose reply was lost.
     """
-
-    #: Whether the operations may have been committed before, because the answer to an earlier try was lost.
-    repeated: bool = False
 
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
         self.conn: Any = conn
         self.notified: set[str] = set()
+        self.repeats: bool = False
 
     def notify(self, topic: str) -> None:
         """Wake the listeners of a topic after the commit."""
@@ -93,6 +92,7 @@ class ThreadedEngine(SharedEngine):
         self.replays: dict[str, Callable[..., Any]] = {}
         self.fences: list[Callable[[Any, str], str | None]] = []
         self.batches: dict[tuple[str, ...], Batch] = {}
+        self.locks: list[Callable[[Any, Sequence[CommitRequest]], None]] = []
         self.not_repeatable: frozenset[str] = frozenset()
         self._one_statement: frozenset[Callable[..., Any]] = frozenset()
         self._added: set[str] = set()
@@ -179,6 +179,8 @@ class ThreadedEngine(SharedEngine):
         self.batches.update(operation_set.batches)
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
+        if operation_set.lock is not None:
+            self.locks.append(operation_set.lock)
         self._added.add(operation_set.name)
 
     # -- for callers
@@ -291,15 +293,16 @@ class ThreadedEngine(SharedEngine):
             for request in batch:  # no function of a user is called again because another request has failed
                 self._commit(session, [request])
             return
-        until, pause, repeated = time.monotonic() + self.timeout, _PAUSE, False
+        until, pause = time.monotonic() + self.timeout, _PAUSE
         while True:
-            error = self._tried(session, batch, repeated=repeated)
+            error = self._tried(session, batch)
             batch = [request for request in batch if request.result is None and request.error is None]
             if error is None or not batch:
                 return
             if self.is_lost(error):
                 session.drop()
-                repeated = True
+                for request in batch:
+                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
@@ -325,14 +328,14 @@ class ThreadedEngine(SharedEngine):
             "Repeat it: every write is idempotent"
         )
 
-    def _tried(self, session: _Session, batch: list[CommitRequest], *, repeated: bool) -> BaseException | None:
+    def _tried(self, session: _Session, batch: list[CommitRequest]) -> BaseException | None:
         """Apply a group; return the error for which those without an outcome are not stored."""
         topics = set[str]()
         try:
             conn = session.connection()
-            for shape, part in self._parts(batch) if not repeated else [(None, batch)]:
+            for shape, part in self._parts(batch):
                 left = part if shape is None else self._apply_batches(conn, part, topics)
-                if left and not self._apply_together(conn, left, topics, repeated=repeated):
+                if left and not self._apply_together(conn, left, topics):
                     return _OneFailed()
         except Exception as error:  # noqa: BLE001 - of the driver; `_commit` decides what follows
             session.roll_back()
@@ -348,7 +351,7 @@ class ThreadedEngine(SharedEngine):
         parts: list[tuple[bool | None, list[CommitRequest]]] = []
         keys = set[object]()
         for request in batch:
-            is_batched = self._shape(request) in self.batches or None
+            is_batched = (not request.repeats and self._shape(request) in self.batches) or None
             guard = request.guard
             key = request if guard is None else guard.key
             if not parts or parts[-1][0] is not is_batched or (is_batched and key in keys):
@@ -389,11 +392,12 @@ class ThreadedEngine(SharedEngine):
         """
         raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
 
-    def _apply_together(self, conn: Any, batch: Sequence[CommitRequest], topics: set[str], *, repeated: bool) -> bool:
+    def _apply_together(self, conn: Any, batch: Sequence[CommitRequest], topics: set[str]) -> bool:
         """Apply a group in one transaction. False: one of several requests has failed, and nothing is stored."""
         tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
-        tx.repeated = repeated
         try:
+            for lock in self.locks:
+                lock(tx, batch)
             for request in batch:
                 if not self._apply(tx, request):
                     self.roll_back(conn)
@@ -409,7 +413,7 @@ class ThreadedEngine(SharedEngine):
 
     def _apply(self, tx: Any, request: CommitRequest) -> bool:
         """Apply one request; False if it failed where it may have written."""
-        guard = request.guard
+        guard, tx.repeats = request.guard, request.repeats
         try:
             if guard is not None and tx.fenced(guard.key) != guard.token:
                 request.result, request.error = self._replayed(tx, guard, request.ops)

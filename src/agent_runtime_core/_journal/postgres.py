@@ -23,7 +23,12 @@ _HEAD = (
     " coalesce((SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1), 0))"
 )
 _INSERT_COPIED = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
-_LOCK = "SELECT 1 FROM arc_runs WHERE run_id = ? FOR NO KEY UPDATE"
+# The concurrency key of a run is locked before its row; see `queue/postgres.py`.
+_LOCK = (
+    "WITH of_group AS MATERIALIZED (SELECT CASE WHEN lane IS NOT NULL THEN"
+    " pg_advisory_xact_lock(hashtextextended(lane || chr(2) || tenant, 2))::text END FROM arc_runs WHERE run_id = ?)"
+    " SELECT 1 FROM of_group, arc_runs r WHERE r.run_id = ? FOR NO KEY UPDATE OF r"
+)
 _LOCK_NO_ROW = "SELECT pg_advisory_xact_lock(hashtextextended(?, 3))"
 _REWRITE = (
     "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ?"
@@ -55,7 +60,7 @@ def lock_log(tx: PostgresTx, run_id: str) -> None:
     """Keep other transactions from giving event numbers of this run, or topic, before this one ends."""
     if run_id in tx.logs or tx.rows.get(run_id) is not None:
         return
-    if tx.execute(_LOCK, (run_id,)).fetchone() is None:
+    if tx.execute(_LOCK, (run_id, run_id)).fetchone() is None:
         tx.execute(_LOCK_NO_ROW, (run_id,))
     tx.logs.add(run_id)
 
