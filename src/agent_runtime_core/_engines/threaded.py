@@ -372,7 +372,8 @@ class ThreadedEngine(SharedEngine):
             shapes.setdefault(self.batches[self._shape(request)], []).append(request)
         started_batches = [(batch, batch.apply(self, part), part) for batch, part in shapes.items()]
         wanted = [next(steps) for _, steps, _ in started_batches]
-        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements])
+        keys = sorted({request.guard.key for request in requests if request.guard is not None})
+        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
         left = list[CommitRequest]()
         for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
             mine, rows = rows[: len(statements)], rows[len(statements) :]
@@ -385,10 +386,14 @@ class ThreadedEngine(SharedEngine):
         order = {request: place for place, request in enumerate(requests)}
         return sorted(left, key=order.__getitem__)
 
-    def execute_batch(self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Any]]:
+    def execute_batch(
+        self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
+    ) -> list[list[Any]]:
         """Execute statements in one transaction, and return the rows of each. Needed for operation sets with batches.
 
-        Each statement must leave alone what it may not change: a run whose claim is another, and a store with `MARK`.
+        All transactions must lock the rows of runs in one order. So several statements need a lock of `keys`, the runs
+        of their claims, before the first one. Each statement must leave alone what it may not change: a run whose claim
+        is another, and a store with `MARK`.
         """
         raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
 

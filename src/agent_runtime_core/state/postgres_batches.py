@@ -86,12 +86,15 @@ _ENDS: Final = unnested(
     "reason text", "failures int", "crashes int", "stalls int", "mark int", "output text", "error text",
 )  # fmt: skip
 _END: Final = (
-    f"WITH e AS (SELECT * FROM {_ENDS}), ok AS MATERIALIZED (UPDATE arc_runs r SET status = e.status, due_at = 0,"
+    f"WITH e AS (SELECT * FROM {_ENDS}), "
+    " locked AS MATERIALIZED (SELECT r.run_id FROM arc_runs r JOIN e USING (run_id) ORDER BY r.run_id"
+    " FOR NO KEY UPDATE OF r), ok AS MATERIALIZED (UPDATE arc_runs r SET status = e.status, due_at = 0,"
     " parked = e.parked, reason = e.reason, failures = e.failures, crashes = e.crashes, stalls = e.stalls,"
     " mark = e.mark, output = e.output, error = e.error, ended_at = e.now, updated_at = e.now, lease_until = 0 FROM e"
-    " WHERE r.run_id = e.run_id AND r.claim_id = e.claim_id AND r.status = 'running' AND r.lane IS NULL"
-    f" AND (e.cursor < 0 OR r.mail_seq = e.cursor) AND {NOT_MOVED} AND NOT EXISTS (SELECT 1 FROM arc_journal j"
-    f" WHERE j.run_id = e.run_id AND j.seq >= e.seq) RETURNING {ROW}, r.next_event),"
+    " JOIN locked USING (run_id) WHERE r.run_id = e.run_id AND r.claim_id = e.claim_id AND r.status = 'running'"
+    f" AND r.lane IS NULL AND (e.cursor < 0 OR r.mail_seq = e.cursor) AND {NOT_MOVED}"
+    " AND NOT EXISTS (SELECT 1 FROM arc_journal j WHERE j.run_id = e.run_id AND j.seq >= e.seq)"
+    f" RETURNING {ROW}, r.next_event),"
     f" w AS (SELECT * FROM {_RECORDS}), appended AS ({_APPENDED}) SELECT {', '.join(COLUMNS)} FROM ok"
 )
 

@@ -31,6 +31,7 @@ _BEGIN: Final = (
     "SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT token FROM arc_fences WHERE key = 'moved')"
 )
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LOCK_RUNS: Final = "SELECT 1 FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
 _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
 NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
 _VERSIONS: Final = (
@@ -129,10 +130,12 @@ class PostgresEngine(ThreadedEngine):
             conn.run("ROLLBACK")
 
     def execute_batch(
-        self, conn: PostgresConnection, statements: Sequence[tuple[str, Sequence[Any]]]
+        self, conn: PostgresConnection, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
     ) -> list[list[Any]]:
         if self._unmigrated:
             self._migrate(conn)
+        if len(statements) > 1 and keys:
+            return conn.pipelined([(_LOCK_RUNS, (keys,)), *statements])[1:]
         return conn.pipelined(statements)
 
     # -- fences
