@@ -295,7 +295,7 @@ def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
 
 def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
     """Lock the keys and rows of the runs that these requests name, unless one statement does that anyway."""
-    named, renewed, groups, beats = set[str](), set[str](), set[tuple[str, str]](), 0
+    named, renewed, groups, others = set[str](), set[str](), set[tuple[str, str]](), 0
     for request in requests:
         if request.guard is not None:
             named.add(request.guard.key)
@@ -307,10 +307,13 @@ def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
                     groups.add((first.concurrency_key, first.tenant))
             elif name == "queue.beat":
                 renewed.update(run_id for run_id, _ in args[0])
-                beats += 1
+                others += 1
+            elif name == "queue.claim":  # it waits for no lock, but it keeps those that it gets
+                others += 1
             elif isinstance(first, str) and name.startswith(_NAMING):
                 named.add(first)
-    if len(named) + beats > 1:
+    # The worker's usual claim extends its leases first, in one statement.
+    if (named or (renewed and len(requests) > 1)) and len(named) + others > 1:
         keys = [[group[index] for group in groups] for index in (0, 1)]
         found = fetch(tx.execute(_LOCKED_TOGETHER, ([*named], *keys, [*(named | renewed)])))
         tx.rows.update((row.run_id, row) for row in found)
