@@ -53,6 +53,8 @@ class Batch(NamedTuple):
     """
 
     apply: Callable[[Any, Sequence[Any]], Any]
+    #: Whether a request is of the usual kind that `apply` is for. Others are applied by the operations, in their turn.
+    fits: Callable[[Any], bool]
     topics: frozenset[str] = frozenset()  # whose listeners are woken after the commit
 
 

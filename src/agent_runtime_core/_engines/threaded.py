@@ -12,8 +12,9 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final
 
@@ -351,14 +352,14 @@ class ThreadedEngine(SharedEngine):
         parts: list[tuple[bool | None, list[CommitRequest]]] = []
         keys = set[object]()
         for request in batch:
-            is_batched = (not request.repeats and self._shape(request) in self.batches) or None
-            guard = request.guard
-            key = request if guard is None else guard.key
-            if not parts or parts[-1][0] is not is_batched or (is_batched and key in keys):
+            found = self.batches.get(self._shape(request))
+            is_batched = (not request.repeats and found is not None and found.fits(request)) or None
+            named = {_run_of(op) for op in request.ops} if is_batched else set()
+            if not parts or parts[-1][0] is not is_batched or not keys.isdisjoint(named):
                 parts.append((is_batched, []))
                 keys.clear()
             parts[-1][1].append(request)
-            keys.add(key)
+            keys |= named - {None}
         return parts
 
     @staticmethod
@@ -367,10 +368,10 @@ class ThreadedEngine(SharedEngine):
 
     def _apply_batches(self, conn: Any, requests: Sequence[CommitRequest], topics: set[str]) -> list[CommitRequest]:
         """Apply requests by their batches, in one transaction, and return those that were left alone."""
-        shapes: dict[Batch, list[CommitRequest]] = {}
-        for request in requests:
-            shapes.setdefault(self.batches[self._shape(request)], []).append(request)
-        started_batches = [(batch, batch.apply(self, part), part) for batch, part in shapes.items()]
+        started_batches = [
+            (batch, batch.apply(self, part), part)
+            for batch, part in _consecutive((self.batches[self._shape(request)], request) for request in requests)
+        ]
         wanted = [next(steps) for _, steps, _ in started_batches]
         keys = sorted({request.guard.key for request in requests if request.guard is not None})
         rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
@@ -383,8 +384,7 @@ class ThreadedEngine(SharedEngine):
                 left += end.value
                 if len(end.value) < len(part):
                     topics |= batch.topics
-        order = {request: place for place, request in enumerate(requests)}
-        return sorted(left, key=order.__getitem__)
+        return left
 
     def execute_batch(
         self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
@@ -504,6 +504,19 @@ class ThreadedEngine(SharedEngine):
                 self._reads.put(None)
         for thread in threads:
             thread.join(self.timeout)
+
+
+def _run_of(op: Op) -> object:
+    """Return the id of the run that an operation names first, None without one."""
+    first = op.args[0] if op.args else None
+    return first if isinstance(first, str) else getattr(first, "run_id", None)
+
+
+def _consecutive(requests: Iterable[tuple[Batch, CommitRequest]]) -> Iterator[tuple[Batch, list[CommitRequest]]]:
+    """Yield groups of requests of one shape, so that all are applied in the order of the calls."""
+    for _, group in groupby(requests, key=lambda each: id(each[0])):
+        pairs = list(group)
+        yield pairs[0][0], [request for _, request in pairs]
 
 
 def _forget(batch: Sequence[CommitRequest]) -> None:

@@ -52,23 +52,22 @@ def _cells(row: RunRow) -> tuple[Any, ...]:
 
 def insert(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Store new runs that nothing delays or blocks."""
-    fitting, known = [], set[str]()
+    rows = [_cells(args[0]) for request in requests for _, args in request.ops]
+    [found] = yield [(_INSERT, columns(rows, len(_STORED)))]
+    arrivals = dict(found)
     for request in requests:
-        rows = [args[0] for _, args in request.ops]
-        ids = {row.run_id for row in rows}
-        if request.guard is None and len(ids) == len(rows) and known.isdisjoint(ids) and all(map(_is_ready, rows)):
-            fitting.append((request, rows))
-            known |= ids
-    cells = [_cells(row) for _, rows in fitting for row in rows]
-    replies = yield [(_INSERT, columns(cells, len(_STORED)))] if cells else []
-    arrivals = dict(replies[0]) if replies else {}
-    for request, rows in fitting:
-        if all(row.run_id in arrivals for row in rows):
-            request.result = [row.with_values(arrival=arrivals[row.run_id]) for row in rows]
+        mine: list[RunRow] = [args[0] for _, args in request.ops]
+        if all(row.run_id in arrivals for row in mine):
+            request.result = [row.with_values(arrival=arrivals[row.run_id]) for row in mine]
     return [request for request in requests if request.result is None]
 
 
-def _is_ready(row: RunRow) -> bool:
+def _inserts(request: CommitRequest) -> bool:
+    rows = [args[0] for _, args in request.ops]
+    return request.guard is None and all(map(_is_free, rows)) and len({row.run_id for row in rows}) == len(rows)
+
+
+def _is_free(row: RunRow) -> bool:
     """Whether nothing delays or blocks a new run, and nothing but its id can be taken."""
     return row.concurrency_key is None and row.idem_key is None and not row.due_at
 
@@ -91,18 +90,18 @@ def _take(by_server: bool) -> str:
 
 def take(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Store new runs that their callers execute."""
-    fitting = {}
-    for request in requests:
-        row, is_new, _, want, *_ = request.ops[0].args
-        is_usual = request.guard is None and len(request.ops) == 1 and is_new
-        if is_usual and row.concurrency_key is None and row.idem_key is None and row.run_id not in fitting:
-            fitting[row.run_id] = as_claimed(row, want.tickets[0], want), request
-    values = columns((_cells(row) for row, _ in fitting.values()), len(_STORED))
-    replies = yield [(_take(engine.by_server), values)] if fitting else []
-    for cells in replies[0] if replies else ():
-        row = checked_row(cells)
-        fitting[row.run_id][1].result = [("claimed", row)]
+    of_run = {request.ops[0].args[0].run_id: request for request in requests}
+    rows = (as_claimed(row, want.tickets[0], want) for row, _, _, want, *_ in (each.ops[0].args for each in requests))
+    [found] = yield [(_take(engine.by_server), columns(map(_cells, rows), len(_STORED)))]
+    for row in map(checked_row, found):
+        of_run[row.run_id].result = [("claimed", row)]
     return [request for request in requests if request.result is None]
+
+
+def _takes(request: CommitRequest) -> bool:
+    row, is_inserted, *_ = request.ops[0].args
+    free = row.concurrency_key is None and row.idem_key is None
+    return request.guard is None and len(request.ops) == 1 and is_inserted and free
 
 
 Claims = list[tuple[tuple[str, Sequence[Any]], list[tuple[str, CommitRequest]]]]
@@ -128,7 +127,8 @@ def _claim(by_server: bool, agents: int) -> str:
     return (
         "WITH t AS (SELECT w.ticket, row_number() OVER (ORDER BY w.ticket) AS place FROM"
         " unnest(?::text[], ?::text[], ?::text[]) AS w (ticket, owner, token) LEFT JOIN arc_runs o"
-        " ON o.run_id = w.owner WHERE w.owner IS NULL OR o.claim_id = w.token AND o.status <> 'running'),"
+        " ON o.run_id = w.owner WHERE w.owner IS NULL OR o.claim_id = w.token AND o.status <> 'running'"
+        " AND o.xmin = pg_current_xact_id()::xid),"
         f" c AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),"
         " p AS (SELECT c.run_id, row_number() OVER (ORDER BY c.priority DESC, c.n) AS place FROM c)"
         " UPDATE arc_runs r SET status = 'running', claim_id = t.ticket, worker = ?, holder = ?,"
@@ -181,6 +181,6 @@ def given(groups: Claims, replies: Sequence[list[Any]]) -> dict[CommitRequest, l
 
 
 BATCHES: Final[Mapping[tuple[str, ...], Batch]] = {
-    ("queue.insert",): Batch(insert, frozenset({"work"})),
-    ("queue.take",): Batch(take),
+    ("queue.insert",): Batch(insert, _inserts, frozenset({"work"})),
+    ("queue.take",): Batch(take, _takes),
 }

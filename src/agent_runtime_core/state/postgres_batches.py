@@ -20,11 +20,11 @@ from ..queue.sqlite_find import checked_row
 # -- journal.append
 
 _RECORDS: Final = unnested(
-    "w", "run_id text", "token text", "seq int", "kind text", "name text", "key text", "attempt int", "claim_id text",
-    "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int", "ms bigint",
+    "w", "run_id text", "token text", "first int", "seq int", "kind text", "name text", "key text",
+    "attempt int", "claim_id text", "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int", "ms bigint",
     "info text", "next text", "digest text", "nev int",
 )  # fmt: skip
-_RECORD_WIDTH: Final = 20
+_RECORD_WIDTH: Final = 21
 _LAST: Final = (
     "LEFT JOIN LATERAL (SELECT seq, ev + nev AS ev FROM arc_journal WHERE run_id = ok.run_id ORDER BY seq DESC LIMIT 1)"
     " j ON true"
@@ -33,7 +33,7 @@ _APPENDED: Final = (
     "INSERT INTO arc_journal SELECT w.run_id, w.seq, w.kind, w.name, w.key, w.attempt, w.claim_id, w.t, w.result,"
     " w.error, w.state, w.pos, w.total, w.tries, w.ms, w.info, w.next, w.digest, greatest(ok.next_event,"
     " coalesce(j.ev, 0)) + sum(w.nev) OVER (PARTITION BY w.run_id ORDER BY w.seq) - w.nev, w.nev"
-    f" FROM w JOIN ok USING (run_id) {_LAST} WHERE w.seq > coalesce(j.seq, -1) RETURNING run_id, seq"
+    f" FROM w JOIN ok USING (run_id) {_LAST} WHERE w.first > coalesce(j.seq, -1) RETURNING run_id, seq"
 )
 _APPEND: Final = (
     f"WITH w AS (SELECT * FROM {_RECORDS}), ok AS MATERIALIZED (SELECT r.run_id, r.next_event FROM arc_runs r JOIN"
@@ -46,10 +46,10 @@ def _records(requests: Sequence[CommitRequest]) -> list[list[Any]]:
     rows = []
     for request in requests:
         assert request.guard is not None
-        for name, args in request.ops:
-            if name == "journal.append":
-                record: Record = args[1]
-                rows.append((args[0], request.guard.token, *record[:17], record.nev))
+        run_id, token = request.guard
+        records: list[Record] = [args[1] for name, args in request.ops if name == "journal.append"]
+        # If the first one is not after the last stored record, none of them is appended.
+        rows += [(run_id, token, records[0].seq, *record[:17], record.nev) for record in records]
     return columns(sorted(rows, key=lambda row: row[0]), _RECORD_WIDTH)
 
 
@@ -66,17 +66,13 @@ def _appends(request: CommitRequest) -> bool:
 
 def append(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Append the records of claims that are current."""
-    fitting = [request for request in requests if _appends(request)]
-    replies = yield [(_APPEND, _records(fitting))] if fitting else []
-    rows = replies[0] if replies else []
-    stored, left = set(rows), [request for request in requests if request not in fitting]
-    for request in fitting:
+    [rows] = yield [(_APPEND, _records(requests))]
+    stored = set(rows)
+    for request in requests:
         places = [(args[0], args[1].seq) for _, args in request.ops]
         if stored.issuperset(places):
             request.result = [seq for _, seq in places]
-        else:
-            left.append(request)
-    return left
+    return [request for request in requests if request.result is None]
 
 
 # -- queue.settle, of runs that end, and queue.claim
@@ -101,19 +97,15 @@ _END: Final = (
 
 def end(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """End runs, and claim the next ones for those who ask for that in the same commit."""
-    fitting = [request for request in requests if _ends(request)]
-    statements: list[tuple[str, Sequence[Any]]] = []
-    if fitting:
-        statements.append((_END, [*columns(sorted(map(_end_cells, fitting)), 14), *_records(fitting)]))
-    wants = [(request, request.ops[-1].args[0]) for request in fitting if request.ops[-1].name == "queue.claim"]
+    values = [*columns(sorted(map(_end_cells, requests)), 14), *_records(requests)]
+    wants = [(request, request.ops[-1].args[0]) for request in requests if request.ops[-1].name == "queue.claim"]
     groups = claims(engine, wants)
-    replies = yield [*statements, *(statement for statement, _ in groups)]
-    ended = {row[0]: checked_row(row) for row in replies[0]} if fitting else {}
+    replies = yield [(_END, values), *(statement for statement, _ in groups)]
+    ended = {row[0]: checked_row(row) for row in replies[0]}
     claimed = given(groups, replies[1:])
-    for request in fitting:
+    for request in requests:
         assert request.guard is not None
-        row = ended.get(request.guard.key)
-        if row is not None:
+        if (row := ended.get(request.guard.key)) is not None:
             request.result = [_outcome(op.name, op.args, row, claimed, request) for op in request.ops]
     return [request for request in requests if request.result is None]
 
@@ -153,7 +145,7 @@ def _end_cells(request: CommitRequest) -> tuple[Any, ...]:
 
 _ENDED: Final = frozenset({"done", "events"})
 BATCHES: Final[Mapping[tuple[str, ...], Batch]] = {
-    ("journal.append",): Batch(append, frozenset({"events"})),
-    ("journal.append", "queue.settle"): Batch(end, _ENDED),
-    ("journal.append", "queue.settle", "queue.claim"): Batch(end, _ENDED),
+    ("journal.append",): Batch(append, _appends, frozenset({"events"})),
+    ("journal.append", "queue.settle"): Batch(end, _ends, _ENDED),
+    ("journal.append", "queue.settle", "queue.claim"): Batch(end, _ends, _ENDED),
 }
