@@ -174,7 +174,7 @@ async def test_random_commits_have_the_same_outcome_with_and_without_batches(see
             assert results == await plainly.commit(commits), commits
             plan.learn(commits, results)
         assert await batched.contents() == await plainly.contents()
-        assert batched.applied > ROUNDS // 2
+        assert batched.applied > 10
         assert plainly.applied == 0
     finally:
         await batched.close()

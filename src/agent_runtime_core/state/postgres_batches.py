@@ -20,9 +20,9 @@ from ..queue.sqlite_find import checked_row
 # -- journal.append
 
 _RECORDS: Final = unnested(
-    "w", "run_id text", "token text", "first int", "seq int", "kind text", "name text", "key text",
-    "attempt int", "claim_id text", "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int", "ms bigint",
-    "info text", "next text", "digest text", "nev int",
+    "w", "run_id text", "token text", "first int", "seq int", "kind text", "name text", "key text", "attempt int",
+    "claim_id text", "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int",
+    "ms bigint", "info text", "next text", "digest text", "nev int",
 )  # fmt: skip
 _RECORD_WIDTH: Final = 21
 _LAST: Final = (

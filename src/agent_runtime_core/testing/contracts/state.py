@@ -36,7 +36,7 @@ from ...state.base import (
 from ...status import RunStatus
 from ..clock import VirtualClock
 from . import checks
-from .checks import Cases, cancelled_while_it_writes, refused, same, turns
+from .checks import Cases, accepted, cancelled_while_it_writes, refused, same, turns
 from .concurrency import STATE
 
 __all__ = ["CASES", "Case", "Make", "check"]
@@ -70,6 +70,26 @@ async def append(store: StateStore, *records: Record, claim: str | None = None, 
 
 async def install(store: StateStore, claim: str, run: UUID = RUN) -> None:
     await write(store, Op(INSTALL, (str(run), claim)))
+
+
+@CASES
+async def commits_are_applied_in_the_order_of_the_calls(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW)
+        commits = [append(store, record(n, claim=NEW), claim=NEW) for n in range(40)]
+        with accepted("40 records whose commits are requested at the same time"):
+            same(await asyncio.gather(*commits), [[n] for n in range(40)], "the positions of the records")
+
+
+@CASES
+async def a_free_position_before_the_last_record_is_refused(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW)
+        await append(store, record(0, claim=NEW), claim=NEW)
+        await append(store, record(2, claim=NEW), claim=NEW)
+        with refused(LeaseLost, "a record at a free position before the last record"):
+            await append(store, record(1, claim=NEW), claim=NEW)
+        same([each.seq for each in await store.records(RUN)], [0, 2], "the positions of the records")
 
 
 @CASES
