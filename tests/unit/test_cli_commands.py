@@ -767,6 +767,7 @@ def test_a_broken_store_does_not_conform(broken: str, capsys: pytest.CaptureFixt
     told = run.json("conformance", f"{broken}:Forgetful")
     assert (told["contract"], told["failed"]) == ("state", len(failed))
     assert all(each["error"] for each in told["cases"] if each["outcome"] == "failed")
+    assert "tests of whole runs, because other tests failed" in [each["what"] for each in told["not_run"]]
 
 
 def test_a_document_store_conforms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,8 +85,12 @@ async def conformance(args: Namespace) -> int:
                 cases += [(case, (suite.make, suite.again)) for case in suite.several]
             elif suite.several:
                 not_run[_NO_PLACE] += len(suite.several)
+            # Runs on a broken backend may wait in vain, each until its time limit.
+            useless = suite.contract == "runs" and any(each["outcome"] != "ok" for each in results)
             for case, makes in cases:
-                if args.case is None or args.case in case.__name__:
+                if useless:
+                    not_run["tests of whole runs, because other tests failed"] += 1
+                elif args.case is None or args.case in case.__name__:
                     results.append(await _result(suite.contract, case, makes, args.debug))
                 else:
                     not_run[f"tests without {args.case!r} in their name"] += 1
