@@ -795,7 +795,7 @@ def test_objects_that_share_nothing_do_not_conform(broken: str, capsys: pytest.C
     told = Commands(capsys).json(*arguments, "--case", "opened_again")
     assert [(each["outcome"], each["contract"]) for each in told["cases"]] == [("failed", "state")]
     assert "after the first object was closed" in told["cases"][0]["error"]
-    assert {each["what"] for each in told["not_run"]} == {"tests without 'opened_again' in their name"}
+    assert not any("several objects" in each["what"] for each in told["not_run"])
     assert Commands(capsys)(*arguments, "--case", "through_both")[0] == 1
 
 

@@ -216,6 +216,29 @@ async def a_claim_that_is_superseded_through_the_other_queue_writes_before_or_no
             same(len(await first.children(row.run_id)), seen, "the children, after the next claim has read them")
 
 
+@QUEUE
+async def commits_that_write_the_same_runs_in_another_order_are_applied(make: MakeQueue, again: QueueAgain) -> None:
+    async with opened(make(clock=VirtualClock()), again) as (first, second):
+        ids = await add(first, "a", "b")
+        for n, one_starts, two_starts in await starts(first.post(ids[0], "signal", "go", "0", "sample")):
+            with accepted("messages to two runs, in both orders at the same time"):
+                await both(
+                    after(one_starts, first.commits.commit, None, [_post(first, run_id, f"one{n}") for run_id in ids]),
+                    after(
+                        two_starts,
+                        second.commits.commit,
+                        None,
+                        [_post(second, run_id, f"two{n}") for run_id in ids[::-1]],
+                    ),
+                )
+        for extra, run_id in ((1, ids[0]), (0, ids[1])):
+            same(len(await second.mail(run_id)), 2 * (n + 1) + extra, "the number of messages")
+
+
+def _post(queue: RunQueue, run_id: str, message_id: str) -> Op:
+    return queue.post_op(run_id, "signal", "go", "1", message_id)
+
+
 class _OtherMachine(RunClock):
     """The clock of another machine, whose wall clock is wrong and which was started at another time."""
 
@@ -332,6 +355,41 @@ async def a_claim_that_is_superseded_through_the_other_bus_writes_before_or_not_
             same(len(await first.get_events(run)), seen, "the log, after the next claim has read it")
 
 
+@EVENTS
+async def a_reader_sees_all_of_a_commit_or_nothing(make: MakeBus, again: BusAgain) -> None:
+    async with opened(make(), again) as (first, second):
+        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+            runs = UUID(int=2 * n + 1), UUID(int=2 * n + 2)
+            ops = [first.publishing(run, [(f"{m}", "tick", {}) for m in range(3)]) for run in runs]
+
+            async def read(runs: tuple[UUID, UUID]) -> list[int]:
+                return [len(await second.get_events(run)) for run in reversed(runs)]
+
+            _, found = await both(after(one_starts, first.commits.commit, None, ops), after(two_starts, read, runs))
+            same(
+                found in ([0, 0], [0, 3], [3, 3]), True, f"whether a commit is seen as a whole, got {found} of 3 events"
+            )
+
+
+@EVENTS
+async def commits_that_write_the_same_logs_in_another_order_are_applied(make: MakeBus, again: BusAgain) -> None:
+    async with opened(make(), again) as (first, second):
+        runs = UUID(int=1), UUID(int=2)
+        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+            ops = [
+                [bus.publishing(run, [(f"{name}{n}", "tick", {})]) for run in order]
+                for bus, name, order in ((first, "a", runs), (second, "b", runs[::-1]))
+            ]
+            with accepted("events of two runs, in both orders at the same time"):
+                await both(
+                    after(one_starts, first.commits.commit, None, ops[0]),
+                    after(two_starts, second.commits.commit, None, ops[1]),
+                )
+        for run in runs:
+            found = [event.sequence for event in await second.get_events(run)]
+            same(found, [*range(2 * (n + 1))], "the sequences of a log")
+
+
 # -- state stores
 
 
@@ -374,6 +432,18 @@ async def a_claim_that_is_superseded_through_the_other_store_writes_before_or_no
             )
             same(len(await first.records(RUN)), seen, "the journal, after the next claim has read it")
             await first.commits.commit(None, [Op("state.delete", (str(RUN),))])
+
+
+@STATE
+async def a_reader_sees_all_of_a_commit_or_nothing_of_it(make: MakeStore, again: StoreAgain) -> None:
+    async with opened(make(clock=VirtualClock()), again) as (first, second):
+        for n, one_starts, two_starts in await starts(first.save_checkpoint(RUN, {"n": 1})):
+            run = UUID(int=n + 1)
+            _, records = await both(
+                after(one_starts, first.commits.commit, None, _append(run, *(_record(m, f"s{m}") for m in range(6)))),
+                after(two_starts, second.records, run),
+            )
+            same(len(records) in (0, 6), True, f"whether a commit is seen as a whole, got {len(records)} of 6 records")
 
 
 @STATE

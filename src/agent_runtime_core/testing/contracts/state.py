@@ -14,6 +14,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -648,12 +649,13 @@ async def the_event_loop_goes_on_while_a_commit_waits(make: Make) -> None:
     async with opened(make) as store:
         numbers = itertools.count()
 
-        async def fill() -> None:
+        async def fill(count: int) -> None:
             run = UUID(int=next(numbers))
-            await append(store, *(record(n) for n in range(1000)), run=run)
+            await append(store, *(record(n) for n in range(count)), run=run)
             await store.records(run)
 
-        await keeps_the_loop_free(fill, "to write and read 1,000 records")
+        for count in (1, 1000):  # what a call waits for is much of a short call, and more of a long one
+            await keeps_the_loop_free(partial(fill, count), f"to write and read records, {count} of them")
 
 
 @CASES
