@@ -46,18 +46,22 @@ OFFSETS = 6  # rounds in which the first writer starts before the other one, and
 SLOW = 0.0005  # seconds of a commit that is more than a few loop iterations
 MACHINE = 1e6  # seconds between the boot times of two machines
 
+MANY = 24  # operations of a commit that takes longer than one that supersedes its claim
+OTHER = UUID(int=999)
+
 Start = Callable[[], Awaitable[None]]
 
 
-async def starts(sample: Awaitable[Any]) -> list[tuple[int, Start, Start]]:
+async def starts(write: Callable[..., Awaitable[Any]], *args: Any) -> list[tuple[int, Start, Start]]:
     """Return numbers, and how long each of two writers waits before it starts.
 
-    They start up to OFFSETS loop iterations apart. If `sample`, a commit, takes longer than that, they then start up to
-    this time apart, so that each reads and writes in every part of the other's transaction.
+    They start up to OFFSETS loop iterations apart. If `write(*args)` takes longer than that, they then start up to this
+    time apart, so that each reads and writes in every part of the other's transaction.
     """
     loop = asyncio.get_running_loop()
+    await write(*args)  # it connects, and creates what the store lacks
     began = loop.time()
-    await sample
+    await write(*args)
     took = loop.time() - began
     apart = range(-OFFSETS, OFFSETS + 1)
     pairs = [(_turns(max(-n, 0)), _turns(max(n, 0))) for n in apart]
@@ -116,7 +120,7 @@ async def objects_that_open_an_empty_queue_together_use_it(make: MakeQueue, agai
 @QUEUE
 async def of_runs_enqueued_together_with_one_key_one_is_active(make: MakeQueue, again: QueueAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+        for n, one_starts, two_starts in await starts(add, first, "sample"):
             key = f"key{n}"
             ids = await both(
                 after(one_starts, add, first, "agent", concurrency_key=key),
@@ -129,7 +133,7 @@ async def of_runs_enqueued_together_with_one_key_one_is_active(make: MakeQueue, 
 @QUEUE
 async def a_key_goes_on_when_its_run_ends_while_another_enters(make: MakeQueue, again: QueueAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+        for n, one_starts, two_starts in await starts(add, first, "sample"):
             key = f"key{n}"
             row = await claim_new(first, f"first{n}", concurrency_key=key)
             _, [run_id] = await both(
@@ -144,7 +148,9 @@ async def a_key_goes_on_when_its_run_ends_while_another_enters(make: MakeQueue, 
 @QUEUE
 async def of_runs_enqueued_together_with_one_idempotency_key_one_is_stored(make: MakeQueue, again: QueueAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+        rounds = await starts(add, first, "sample")
+        await drain(first)
+        for n, one_starts, two_starts in rounds:
             for run_key, options in ((f"run{n}", {}), (None, {"idempotency_key": f"key{n}"})):
                 with accepted("the same run, enqueued through two objects at the same time"):
                     one_run, two_run = await both(
@@ -152,13 +158,13 @@ async def of_runs_enqueued_together_with_one_idempotency_key_one_is_stored(make:
                         after(two_starts, second.enqueue, run_key, "agent", {}, **options),
                     )
                 same(two_run.run_id, one_run.run_id, "the run ids that two enqueuers of one run got")
-                same(len(await drain(first)), 1 if n or run_key is None else 2, "the number of claimable runs")
+                same(len(await drain(first)), 1, "the number of claimable runs")
 
 
 @QUEUE
 async def messages_through_both_are_numbered_and_wake_a_run(make: MakeQueue, again: QueueAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+        for n, one_starts, two_starts in await starts(add, first, "sample"):
             row = await claim_new(first, f"agent{n}")
             await both(
                 after(one_starts, settle, first, row, "waiting", parked=1, cursor=0),
@@ -178,7 +184,7 @@ async def messages_through_both_are_numbered_and_wake_a_run(make: MakeQueue, aga
 async def a_run_is_taken_over_before_it_ends_or_not_at_all(make: MakeQueue, again: QueueAgain) -> None:
     clock = VirtualClock()
     async with opened(make(clock=clock), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+        for n, one_starts, two_starts in await starts(add, first, "sample"):
             row = await claim_new(first, f"agent{n}")
             clock.advance(LEASE + 1)
             ended, taken = await both(
@@ -198,18 +204,21 @@ async def a_claim_that_is_superseded_through_the_other_queue_writes_before_or_no
 ) -> None:
     clock = VirtualClock()
     async with opened(make(clock=clock), again) as (first, second):
-        for n, one_starts, two_starts in await starts(add(first, "sample")):
+
+        def children(parent: str | None = None) -> list[Op]:
+            rows = [first.new_row(None, "child", {}, parent_run_id=parent) for _ in range(MANY)]
+            return [Op("queue.insert", (row,)) for row in rows]
+
+        for n, one_starts, two_starts in await starts(lambda: first.commits.commit(None, children())):
             row = await claim_new(first, f"agent{n}")
             clock.advance(LEASE + 1)
-            rows = [first.new_row(None, "child", {}, parent_run_id=row.run_id) for _ in range(4)]
-            late = [Op("queue.insert", (each,)) for each in rows]
 
             async def supersede(agent: str, run_id: str) -> int:
                 await one(second, "w2", agent_keys=[agent])
                 return len(await second.children(run_id))
 
             _, seen = await both(
-                after(one_starts, first.commits.commit, Guard(row.run_id, row.claim_id), late),
+                after(one_starts, first.commits.commit, Guard(row.run_id, row.claim_id), children(row.run_id)),
                 after(two_starts, supersede, row.agent, row.run_id),
                 LeaseLost,
             )
@@ -220,7 +229,7 @@ async def a_claim_that_is_superseded_through_the_other_queue_writes_before_or_no
 async def commits_that_write_the_same_runs_in_another_order_are_applied(make: MakeQueue, again: QueueAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
         ids = await add(first, "a", "b")
-        for n, one_starts, two_starts in await starts(first.post(ids[0], "signal", "go", "0", "sample")):
+        for n, one_starts, two_starts in await starts(first.post, ids[0], "signal", "go", "0", "sample"):
             with accepted("messages to two runs, in both orders at the same time"):
                 await both(
                     after(one_starts, first.commits.commit, None, [_post(first, run_id, f"one{n}") for run_id in ids]),
@@ -272,6 +281,7 @@ async def wall_clocks_that_differ_move_no_lease(make: MakeQueue, again: QueueAga
         clock = VirtualClock()
         first = make(clock=clock)
         async with opened(first) as _:
+            clock.advance(100)  # a lease clock does not begin when an object is opened
             row = await claim_new(first)
             # A store of one machine uses the machine's boot clock. Another lease clock is the same on all machines.
             boot = 0.0 if first.lease_now() in (0.0, clock.boot()) else MACHINE
@@ -314,7 +324,7 @@ async def objects_that_open_an_empty_bus_together_use_it(make: MakeBus, again: B
 @EVENTS
 async def an_event_published_through_both_is_stored_once(make: MakeBus, again: BusAgain) -> None:
     async with opened(make(), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+        for n, one_starts, two_starts in await starts(first.publish, OTHER, "tick", {}):
             run = UUID(int=n + 1)
             events: list[Any] = [[(f"{name}{m}", "tick", {}) for m in range(3)] for name in "ab"]
             with accepted("events published through two objects at the same time"):
@@ -338,17 +348,20 @@ async def a_claim_that_is_superseded_through_the_other_bus_writes_before_or_not_
     make: MakeBus, again: BusAgain
 ) -> None:
     async with opened(make(), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+
+        def late(run: UUID) -> Op:
+            return first.publishing(run, [(f"e{m}", "tick", {}) for m in range(MANY)])
+
+        for n, one_starts, two_starts in await starts(lambda: first.commits.commit(None, [late(OTHER)])):
             run = UUID(int=n + 1)
             await first.commits.commit(None, [Op(INSTALL, (str(run), OLD))])
-            late = first.publishing(run, [(f"e{m}", "tick", {}) for m in range(6)])
 
             async def supersede(run: UUID) -> int:
                 await second.commits.commit(None, [Op(INSTALL, (str(run), NEW))])
                 return len(await second.get_events(run))
 
             _, seen = await both(
-                after(one_starts, first.commits.commit, Guard(str(run), OLD), [late]),
+                after(one_starts, first.commits.commit, Guard(str(run), OLD), [late(run)]),
                 after(two_starts, supersede, run),
                 LeaseLost,
             )
@@ -358,7 +371,7 @@ async def a_claim_that_is_superseded_through_the_other_bus_writes_before_or_not_
 @EVENTS
 async def a_reader_sees_all_of_a_commit_or_nothing(make: MakeBus, again: BusAgain) -> None:
     async with opened(make(), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+        for n, one_starts, two_starts in await starts(first.publish, OTHER, "tick", {}):
             runs = UUID(int=2 * n + 1), UUID(int=2 * n + 2)
             ops = [first.publishing(run, [(f"{m}", "tick", {}) for m in range(3)]) for run in runs]
 
@@ -375,7 +388,7 @@ async def a_reader_sees_all_of_a_commit_or_nothing(make: MakeBus, again: BusAgai
 async def commits_that_write_the_same_logs_in_another_order_are_applied(make: MakeBus, again: BusAgain) -> None:
     async with opened(make(), again) as (first, second):
         runs = UUID(int=1), UUID(int=2)
-        for n, one_starts, two_starts in await starts(first.publish(UUID(int=999), "tick", {})):
+        for n, one_starts, two_starts in await starts(first.publish, OTHER, "tick", {}):
             ops = [
                 [bus.publishing(run, [(f"{name}{n}", "tick", {})]) for run in order]
                 for bus, name, order in ((first, "a", runs), (second, "b", runs[::-1]))
@@ -417,14 +430,15 @@ async def a_claim_that_is_superseded_through_the_other_store_writes_before_or_no
 ) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
         await carry(first, OLD)
-        for _, one_starts, two_starts in await starts(first.save_checkpoint(RUN, {"n": 1}, claim=OLD)):
+        late = _append(RUN, *(_record(m, f"late{m}", OLD) for m in range(MANY)))
+        other = _append(OTHER, *(_record(-1, "a") for _ in range(MANY)))
+        for _, one_starts, two_starts in await starts(first.commits.commit, None, other):
             await first.commits.commit(None, [Op("fence.forget", (str(RUN),)), Op(INSTALL, (str(RUN), OLD))])
 
             async def supersede() -> int:
                 await carry(second, NEW)
                 return len(await second.records(RUN))
 
-            late = _append(RUN, *(_record(m, f"late{m}", OLD) for m in range(6)))
             _, seen = await both(
                 after(one_starts, first.commits.commit, Guard(str(RUN), OLD), late),
                 after(two_starts, supersede),
@@ -437,7 +451,7 @@ async def a_claim_that_is_superseded_through_the_other_store_writes_before_or_no
 @STATE
 async def a_reader_sees_all_of_a_commit_or_nothing_of_it(make: MakeStore, again: StoreAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.save_checkpoint(RUN, {"n": 1})):
+        for n, one_starts, two_starts in await starts(first.save_checkpoint, RUN, {"n": 1}):
             run = UUID(int=n + 1)
             _, records = await both(
                 after(one_starts, first.commits.commit, None, _append(run, *(_record(m, f"s{m}") for m in range(6)))),
@@ -449,7 +463,7 @@ async def a_reader_sees_all_of_a_commit_or_nothing_of_it(make: MakeStore, again:
 @STATE
 async def writers_of_a_journal_through_both_leave_no_gap(make: MakeStore, again: StoreAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.save_checkpoint(RUN, {"n": 1})):
+        for n, one_starts, two_starts in await starts(first.save_checkpoint, RUN, {"n": 1}):
             run, end = UUID(int=n + 1), _record(-1, "cancelled", kind=ENDED)
             with accepted("records appended through two objects at the same time"):
                 found = await both(
@@ -468,7 +482,7 @@ async def writers_of_a_journal_through_both_leave_no_gap(make: MakeStore, again:
 @STATE
 async def an_effect_is_begun_through_one_of_two_objects(make: MakeStore, again: StoreAgain) -> None:
     async with opened(make(clock=VirtualClock()), again) as (first, second):
-        for n, one_starts, two_starts in await starts(first.save_checkpoint(RUN, {"n": 1})):
+        for n, one_starts, two_starts in await starts(first.save_checkpoint, RUN, {"n": 1}):
             rows = [EffectRow(str(RUN), f"pay{n}", "", f"run{m}", BEGUN, None, 1.0) for m in range(2)]
             ops = [[Op("effect.begin", (row,))] for row in rows]
             found = await both(
