@@ -346,7 +346,7 @@ def _switches() -> int:
 
 
 async def _stalled(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float]:
-    """Return the longest wait of the event loop during a call, all its waits, and how long the call took, in seconds."""
+    """Return the longest wait of the event loop during a call, all its waits, and the time of the call, in seconds."""
     stalls = [0.0]
 
     async def watch() -> None:
