@@ -114,14 +114,14 @@ def open_url(
     if read_only:
         engine = _read_only_engine(name, where)
         try:
-            return _opened({"engine": engine}, name, max_retries)
+            return open_built_in({"engine": engine}, name, max_retries)
         finally:
             engine.close_now()  # the backends have it open
     if name == "memory":
         where["engine"] = MemoryEngine()
     elif name == "sqlite":
         where["durability"] = durability
-    return _opened(where, name, max_retries)
+    return open_built_in(where, name, max_retries)
 
 
 def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
@@ -136,7 +136,8 @@ def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
     return ReadOnlyEngine(RedisEngine.open(**where))
 
 
-def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
+def open_built_in(where: dict[str, Any], name: str, max_retries: int) -> Backends:
+    """Open three backends of the library. `where` has their location, and other options that all of them take."""
     with opening() as opened:
         queue = opened(get_queue(name, **where, max_retries=max_retries))
         return Backends(queue, opened(get_event_bus(name, **where)), opened(get_state_store(name, **where)))
