@@ -252,10 +252,12 @@ def _suites_of_class(args: Namespace, places: _Places) -> list[_Suite]:
 
     def run_at(place: _Place, **options: Any) -> Any:
         """Open a backend of the class, and the others of a run in memory."""
-        return tuple(
-            opened_at(place, **options) if name == contract else load(f"{_PACKAGE}.{each}")(**place.in_memory(options))
-            for name, each in _IN_MEMORY.items()
-        )
+        backends = []
+        for name, path in _IN_MEMORY.items():
+            in_memory: Any = load(f"{_PACKAGE}.{path}")
+            mine = name == contract
+            backends.append(opened_at(place, **options) if mine else in_memory(**place.in_memory(options)))
+        return tuple(backends)
 
     openers = {contract: opened_at, **({"runs": run_at} if contract in _IN_MEMORY else {})}
     suites = [_Suite(name, *_opening(each, places)) for name, each in openers.items()]
