@@ -14,7 +14,7 @@ from itertools import count
 from logging import CRITICAL
 from typing import Any, Final, NamedTuple, cast
 
-from .._core.clock import SYSTEM
+from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load, load_scheme
 from .._core.validation import Shown, must, redacted_url
 from .._engines.memory import MemoryEngine
@@ -203,7 +203,8 @@ def _three(url: str, place: _Place, *, max_retries: int = 3, **options: Any) -> 
     name, where = place_of(place.named(url))
     if name == INSTALLED:
         return _installed(where["url"], max_retries, options.get("clock"))
-    where |= place.in_memory(options) if name == "memory" else options
+    # Objects with one clock may share an engine, which would serialize what they write.
+    where |= place.in_memory(options) if name == "memory" else {"clock": Clock(), **options}
     return open_built_in(where, name, max_retries)
 
 
