@@ -10,7 +10,15 @@ import pytest
 
 from agent_runtime_core.queue import RunRow
 from agent_runtime_core.state import StateRow
-from agent_runtime_core.testing.contracts import checks, events, queue, queue_leases, state
+from agent_runtime_core.testing.contracts import (
+    checks,
+    events,
+    queue,
+    queue_concurrency_keys,
+    queue_leases,
+    queue_reads,
+    state,
+)
 from agent_runtime_core.testing.contracts.checks import same
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
@@ -132,8 +140,13 @@ async def test_leases_by_the_clock_of_a_server_move_with_the_clock_of_a_case() -
         def lease_now(self) -> float:
             return self.clock.boot() + 1e9
 
-    await queue.check(ByServer)
-    await queue.check(ByOffset)
+    for case in (
+        *queue_leases.CASES,
+        queue_reads.times_and_limits_are_kept,
+        queue_concurrency_keys.an_inline_run_that_nobody_goes_on_with_stands_aside,
+    ):
+        await case(ByServer)
+        await case(ByOffset)
 
     class Stopped(TheirQueue):
         async def commit(self, guard: Any, ops: Any) -> Any:

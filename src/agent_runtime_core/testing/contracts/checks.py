@@ -160,7 +160,7 @@ class _Limit:
     def watch(self, backend: Backend) -> None:
         """Count the calls of a backend until the case ends."""
         for owner, names in (
-            (backend, ("commit", "read", "_rows", "_head")),
+            (backend, ("commit", "read", "_rows", "_head", "close")),
             (getattr(backend, "engine", None), ("commit",)),
         ):
             for name in names:
