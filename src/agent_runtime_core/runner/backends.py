@@ -110,7 +110,7 @@ def open_url(
     """Open the backends at a store URL; see `place_of`."""
     name, where = place_of(path_or_url)
     if name == INSTALLED:
-        return Backends(*open_installed(where["url"], max_retries=max_retries, read_only=read_only))
+        return open_installed(where["url"], max_retries=max_retries, read_only=read_only)
     if read_only:
         engine = _read_only_engine(name, where)
         try:
@@ -174,10 +174,8 @@ def configured(
 _KINDS = {"queue": RunQueue, "event bus": EventBus, "state store": StateStore}
 
 
-def open_installed(
-    url: str, *, max_retries: int, read_only: bool, **options: Any
-) -> tuple[RunQueue, EventBus, StateStore]:
-    """Open the queue, the event bus and the state store at `url`. `options` are passed to the package.
+def open_installed(url: str, *, max_retries: int, read_only: bool, **more: Any) -> Backends:
+    """Open the queue, the event bus and the state store at `url`. `more` is passed to the package.
 
     Raises:
         InvalidArgument: The package that has the scheme does not return three backends.
@@ -185,7 +183,7 @@ def open_installed(
     """
     found = load_scheme(url)
     try:
-        backends = found.opener.open(url, max_retries=max_retries, **options)
+        backends = found.opener.open(url, max_retries=max_retries, **more)
     except AgentRuntimeError:
         raise
     except Exception as error:  # of the driver, for example that the server cannot be reached
@@ -203,7 +201,7 @@ def open_installed(
             raise must(f"{found.called}: open", wanted, backend, fix)
     if read_only:
         _reject_commits(backends)
-    return cast("tuple[RunQueue, EventBus, StateStore]", backends)
+    return Backends(*backends)
 
 
 def _reject_commits(backends: tuple[Backend, ...]) -> None:
