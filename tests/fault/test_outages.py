@@ -171,6 +171,12 @@ async def test_a_full_disk_at_many_moments(
     await full_disk(seed, tmp_path, monkeypatch, caplog)
 
 
+def full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
 async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with fleet(f"sqlite:///{path}/runs.db") as working:
@@ -180,9 +186,7 @@ async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, capl
             left[0] -= 1
             if left[0] <= 0 < left[1]:
                 left[1] -= 1
-                error = sqlite3.OperationalError("database or disk is full")
-                error.sqlite_errorcode = sqlite3.SQLITE_FULL
-                raise error
+                raise full()
             real(committer, tx)
 
         monkeypatch.setattr(GroupCommitter, "_end", end)
@@ -274,3 +278,30 @@ async def test_redis_has_a_shorter_lease_where_none_is_set(
             assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == expected
     async with AgentRunner.open(tmp_path / "runs.db", config=settings()) as runner:
         assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == (60, 30)
+
+
+async def test_an_idle_worker_logs_a_full_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk answers the claims of a worker that has nothing to do, because they only read."""
+    caplog.set_level(logging.INFO)
+    working, real, refused = Fleet(f"sqlite:///{tmp_path}/runs.db"), GroupCommitter._end, [0]
+    changes = Counter[int]()
+
+    def end(committer: GroupCommitter, tx: Any) -> None:
+        before, changes[id(committer)] = changes[id(committer)], committer.conn.total_changes
+        if refused[0] < 5 and changes[id(committer)] > before:
+            refused[0] += 1
+            raise full()
+        real(committer, tx)
+
+    runner = working.runners[0]
+    monkeypatch.setattr(GroupCommitter, "_end", end)
+    loop = asyncio.create_task(runner.run_loop(0.01, handle_signals=False))
+    await until(lambda: "answers again" in caplog.text)
+    runner.stop()
+    await loop
+    for each in working.runners:
+        await each.close()
+    assert refused == [5]
+    assert outage_records(caplog) == (1, 1)

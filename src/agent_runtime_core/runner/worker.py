@@ -401,8 +401,8 @@ class Worker:
         try:
             while not self._stopping:
                 wake.clear()
-                if not self._process.seconds_left():
-                    await self._process.renew()
+                if self._outage.since is not None or not self._process.seconds_left():
+                    await self._process.renew()  # shows whether the store can be written
                 if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
             await self._finish()
@@ -448,7 +448,7 @@ class Worker:
                 raise
             log.warning("claiming runs failed: %s; retrying", error)
             return False
-        self._outage.answered()
+        self._outage.answered(wrote=bool(rows) or not self.queue.keeps_processes)
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping
