@@ -128,7 +128,8 @@ class Fleet:
         while True:
             name = f"{version}-{self.kills}"  # that of a killed worker is never used again
             how = {
-                "url": self._store.url, "version": version, "worker": name, "effects": str(self.effects), "log": str(self.log),
+                "url": self._store.url, "version": version, "worker": name,
+                "effects": str(self.effects), "log": str(self.log),
                 "config": {"lease_ttl_seconds": self._size.lease, "max_retries": 1, "park_after": 0.1},
             }  # fmt: skip
             child = self._stack.enter_context(Child("deployed", json.dumps(how)))

@@ -58,8 +58,9 @@ def opened(url: str, body: Any, clock: VirtualClock | None = None, **more: Any) 
     if clock is None:
         return AgentRunner.open(url, registry=registry, config=config)
     name, where = place_of(url)
-    queue, bus, state = (get(name, **where, clock=clock) for get in (get_queue, get_event_bus, get_state_store))
-    return AgentRunner(queue, bus, state, config, registry=registry)
+    where["clock"] = clock
+    backends = get_queue(name, **where), get_event_bus(name, **where), get_state_store(name, **where)
+    return AgentRunner(*backends, config, registry=registry)
 
 
 class SQLiteCopies:

@@ -1,8 +1,8 @@
 """The outages of a store, as this process notices them.
 
 During an outage every run, claim and heartbeat fails again and again. The log has one record with a traceback when it
-begins, and one record when the store answers again. A disk that is almost full takes small writes and refuses others: an
-outage that comes again soon has no second traceback.
+begins, and one record when the store answers again. A disk that is almost full takes small writes and refuses others:
+an outage that comes again soon has no second traceback.
 """
 
 from __future__ import annotations

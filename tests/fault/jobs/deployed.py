@@ -1,4 +1,4 @@
-"""A worker with old or new code: deployed.py '{"url": …, "version": "old", "worker": …, "effects": …, "log": …, "config": {…}}'.
+"""A worker with old or new code: deployed.py '{"url": …, "version": "old", "worker": …, "effects": …, …}'.
 
 The new code has a renamed and an inserted step, so each version can resume only the runs that it began. Its guarded
 steps find out from the file of effects whether they were done. Says "ready" once it claims runs.
