@@ -43,10 +43,11 @@ class Size(NamedTuple):
     every: float  # time between two submitted runs
     lease: float
     restart: float  # until a killed worker is started again
+    pause: float  # half the time of a step
 
 
-SHORT = Size(runs=40, outage=1.0, kills=1, every=0.05, lease=3.0, restart=0.5)
-LONG = Size(runs=200, outage=20.0, kills=3, every=0.15, lease=30.0, restart=5.0)
+SHORT = Size(runs=40, outage=1.0, kills=1, every=0.05, lease=3.0, restart=0.5, pause=0.03)
+LONG = Size(runs=200, outage=20.0, kills=3, every=0.15, lease=30.0, restart=5.0, pause=0.1)
 
 
 # -- stores that go away
@@ -129,7 +130,7 @@ class Fleet:
             name = f"{version}-{self.kills}"  # that of a killed worker is never used again
             how = {
                 "url": self._store.url, "version": version, "worker": name,
-                "effects": str(self.effects), "log": str(self.log),
+                "effects": str(self.effects), "log": str(self.log), "pause": self._size.pause,
                 "config": {"lease_ttl_seconds": self._size.lease, "max_retries": 1, "park_after": 0.1},
             }  # fmt: skip
             child = self._stack.enter_context(Child("deployed", json.dumps(how)))

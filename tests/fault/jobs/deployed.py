@@ -22,7 +22,6 @@ from tests.support.processes import lines
 #: The steps of each version; the guarded ones are the last of each half.
 STEPS = {"old": (("load", "weigh", "pay"), ("send",)), "new": (("read", "clean", "weigh", "pay"), ("send",))}
 GUARDED = ("pay", "send")
-PAUSE = 0.03
 
 
 class Job(AgentRuntime):
@@ -30,8 +29,8 @@ class Job(AgentRuntime):
 
     key = "job"
 
-    def __init__(self, version: str, effects: str) -> None:
-        self._version, self._effects = version, effects
+    def __init__(self, version: str, effects: str, pause: float) -> None:
+        self._version, self._effects, self._pause = version, effects, pause
 
     async def run(self, ctx: Any) -> RunResult:
         done = []
@@ -49,9 +48,9 @@ class Job(AgentRuntime):
             return AlreadyDone(f"{self._version} {name}") if found else None
 
         async def act() -> str:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(self._pause)
             effect(self._effects, ctx.run_key, name, self._version)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(self._pause)
             return f"{self._version} {name}"
 
         return str(await ctx.step(name, act, on_in_doubt=check if name in GUARDED else "retry"))
@@ -62,16 +61,16 @@ class Pinned(Job):
 
     key = "pinned"
 
-    def __init__(self, version: str, effects: str) -> None:
-        super().__init__(version, effects)
+    def __init__(self, version: str, effects: str, pause: float) -> None:
+        super().__init__(version, effects, pause)
         self.code_version = version
 
 
 async def main(how: dict[str, Any]) -> None:
     logging.basicConfig(filename=how["log"], level=logging.INFO, format=f"{how['worker']} %(message)s")
     agents = Registry()
-    agents.register(Job(how["version"], how["effects"]))
-    agents.register(Pinned(how["version"], how["effects"]))
+    for agent in (Job, Pinned):
+        agents.register(agent(how["version"], how["effects"], how["pause"]))
     config = RunnerConfig(worker_id=how["worker"], **how["config"])
     async with AgentRunner.open(how["url"], config=config, registry=agents) as runner:
         working = asyncio.create_task(runner.run_loop(0.5, concurrency=4))
