@@ -23,7 +23,7 @@ from agent_runtime_core.errors import StepInDoubt
 from agent_runtime_core.queue import RedisQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
-from tests.support.fault_runs import Agent, settings, until
+from tests.support.fault_runs import Agent, consistent, settings, until
 from tests.support.redis_servers import RedisServer
 
 STEPS = 12
@@ -79,6 +79,7 @@ class Fleet:
             assert (row.attempt, row.failures, row.crashes) == (1, 0, 0)
             records = await near.state_store.records(row.run_id)
             assert [each.name for each in records if each.kind == "done"] == [f"s{i}" for i in range(STEPS)]
+            assert [each.kind for each in records].count("attempt") == 1
         assert {len(names) for names in self.executed_by.values()} == {1}, "each run is executed by one worker"
         assert (self.again, self.caught) == ([], [])
 
@@ -180,7 +181,7 @@ def full() -> sqlite3.OperationalError:
 async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with fleet(f"sqlite:///{path}/runs.db") as working:
-        real, left = GroupCommitter._end, [Random(seed).randrange(2, 18), 30]
+        real, left = GroupCommitter._end, [Random(seed).randrange(1, 18), 30]
 
         def end(committer: GroupCommitter, tx: Any) -> None:
             left[0] -= 1
@@ -191,6 +192,8 @@ async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, capl
 
         monkeypatch.setattr(GroupCommitter, "_end", end)
         await working.check()
+        for n in range(RUNS):
+            await consistent(working.runners[0], f"r{n}")
         assert left[1] == 0, "the disk was full"
         assert set(working.ran.values()) == {1}
     assert outage_records(caplog) == (1, 1)

@@ -215,7 +215,7 @@ class ClaimWriter:
         buffered, seq = buffer.take()
         buffered = [*refused, *buffered]
         try:
-            results = (await self._commit_repeatedly(target, self.guard, [*buffered, *ops]))[len(buffered) :]
+            results = (await self._commit_repeatedly(target, self.guard, ops, buffered))[len(buffered) :]
             if buffer.flushed:  # what they contained must not be written before these records any more
                 self._note_unconfirmed(self._refused_flushes())
             return results
@@ -248,13 +248,22 @@ class ClaimWriter:
                 self._buffer.flushed.append((outcome, ops))
         return refused
 
-    async def _commit_repeatedly(self, target: Committer, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal."""
+    async def _commit_repeatedly(
+        self, target: Committer, guard: Guard | None, ops: Sequence[Op], buffered: list[Op] | None = None
+    ) -> list[Any]:
+        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal.
+
+        Args:
+            target: The engine.
+            guard: The guard of the commit.
+            ops: The operations.
+            buffered: Operations before them, which come to include flushes that the same outage has refused.
+        """
         began, tries = 0.0, 0
         try:
             while True:
                 try:
-                    results = await target.commit(guard, ops)
+                    results = await target.commit(guard, [*buffered, *ops] if buffered else ops)
                 except OUTAGE as error:
                     if not self.is_newest(_records_in(ops)):
                         raise
@@ -263,6 +272,8 @@ class ClaimWriter:
                         if isinstance(error, StorageBusy):
                             error.tries = tries
                         raise
+                    if buffered is not None:
+                        buffered[:0] = self._refused_flushes()
                 else:
                     if tries:
                         StoreOutage.of(target, self.clock).answered()
