@@ -308,3 +308,30 @@ async def test_an_idle_worker_logs_a_full_disk_once(
         await each.close()
     assert refused == [5]
     assert outage_records(caplog) == (1, 1)
+
+
+async def test_a_worker_that_is_stopped_in_an_outage_says_that_it_released_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    working, real, is_full = Fleet(f"sqlite:///{tmp_path}/runs.db", grace_seconds=0.0), GroupCommitter._end, [False]
+
+    def end(committer: GroupCommitter, tx: Any) -> None:
+        if is_full[0]:
+            raise full()
+        real(committer, tx)
+
+    monkeypatch.setattr(GroupCommitter, "_end", end)
+    monkeypatch.setattr("agent_runtime_core.runner.worker.SHUTDOWN_SECONDS", 0.05)
+    runner = working.runners[0]
+    await runner.submit("a", {}, run_id="r0")
+    loop = asyncio.create_task(runner.run_loop(0.1, handle_signals=False))
+    await until(lambda: len(working.confirmed) > 2)
+    is_full[0] = True
+    await until(lambda: "is not available" in caplog.text)
+    runner.stop()
+    await loop
+    is_full[0] = False
+    assert "run r0 of agent 'a' did not stop before the worker ended; its store is away: another" in caplog.text
+    assert (await runner.queue.require("r0")).status == "running"
+    for each in working.runners:
+        await each.close()

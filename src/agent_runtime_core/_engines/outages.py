@@ -31,6 +31,7 @@ class StoreOutage:
     Attributes:
         since: Monotonic time at which the store was first found to be away; None while it answers.
         failed_at: Monotonic time of the last failure; -1 without one.
+        is_full: It is away because it is full: it answers reads, and is back when it has written something.
     """
 
     _of: ClassVar[WeakKeyDictionary[Any, StoreOutage]] = WeakKeyDictionary()
@@ -39,9 +40,9 @@ class StoreOutage:
     def __init__(self, name: str, clock: Clock) -> None:
         self.since: float | None = None
         self.failed_at: float = -1.0
+        self.is_full: bool = False
         self._name, self._clock = name, clock
         self._ended_at = float("-inf")  # monotonic time of the end of the last outage
-        self._is_full = False  # it answers reads, and it is away until it writes
         self._lock = threading.Lock()
 
     @classmethod
@@ -58,7 +59,7 @@ class StoreOutage:
         """Note that the store has failed with one of `OUTAGE`, from any thread. The first failure is logged."""
         with self._lock:
             self.failed_at = self._clock.monotonic()
-            self._is_full = self._is_full or isinstance(error, StorageFull)
+            self.is_full = self.is_full or isinstance(error, StorageFull)
             if self.since is not None:
                 return
             self.since = self.failed_at
@@ -80,9 +81,9 @@ class StoreOutage:
         if self.since is None:
             return
         with self._lock:
-            if self.since is None or (self._is_full and not wrote):
+            if self.since is None or (self.is_full and not wrote):
                 return
             self._ended_at = self._clock.monotonic()
             seconds, self.since = self._ended_at - self.since, None
-            self._is_full = False
+            self.is_full = False
         log.info("store %s answers again after %.1f s", self._name, seconds)
