@@ -46,7 +46,7 @@ class Size(NamedTuple):
     pause: float  # half the time of a step
 
 
-SHORT = Size(runs=40, outage=1.0, kills=1, every=0.05, lease=3.0, restart=0.5, pause=0.03)
+SHORT = Size(runs=40, outage=1.0, kills=1, every=0.04, lease=3.0, restart=0.3, pause=0.02)
 LONG = Size(runs=200, outage=20.0, kills=3, every=0.15, lease=30.0, restart=5.0, pause=0.1)
 
 
