@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import threading
@@ -134,8 +133,10 @@ class MemoryEngine(Engine):
         return self.apply(guard, ops)
 
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
-        with contextlib.suppress(LeaseLost):
+        try:  # faster than contextlib.suppress, and each step comes through here
             self.apply(guard, ops)
+        except LeaseLost:
+            return None
         return None
 
     async def fence_of(self, key: str) -> str | None:
