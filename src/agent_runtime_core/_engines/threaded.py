@@ -22,7 +22,7 @@ from .._core.clock import Clock
 from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
 from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, moved
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, Outcome, moved
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import SharedEngine
 
@@ -197,13 +197,14 @@ class ThreadedEngine(SharedEngine):
         self._ensure_open()
         return wait_in_thread(CommitRequest(guard, ops), self.submit, self.location, self.timeout * 1.2)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         self._ensure_open()
         request = CommitRequest(guard, ops)
         with contextlib.suppress(RuntimeError):
             self._batches.here().send(request)
-            return
+            return request
         self.submit(request)
+        return request
 
     def submit(self, request: CommitRequest) -> None:
         """Pass on a commit, to be applied after every earlier one of the same caller."""
