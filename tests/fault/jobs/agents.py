@@ -206,9 +206,10 @@ def open_runner(places: Sequence[object], ahead: float = 0.0, **config: Any) -> 
     settings = RunnerConfig(**{"retry_backoff_base": 0, **config})
 
     def at(place: str) -> dict[str, Any]:
-        if place.startswith("redis://"):
+        if "://" in place:
             # Its time is the server's unless it is given a clock.
-            return {"backend": "redis", "url": place, **({"clock": clock} if ahead else {})}
+            backend = "redis" if place.startswith("redis") else "postgres"
+            return {"backend": backend, "url": place, **({"clock": clock} if ahead else {})}
         return {"backend": "sqlite", "path": place, "clock": clock}
 
     queue, bus, state = map(str, places)
