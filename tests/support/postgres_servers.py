@@ -178,7 +178,7 @@ class PgBouncer:
         self._folder = Path(tempfile.mkdtemp(prefix="arc-pgbouncer-"))
         self.port = free_port()
         (self._folder / "pgbouncer.ini").write_text(
-            f"[databases]\n* = host={HOST} port={self._server.port}\n[pgbouncer]\nlisten_addr = {HOST}\n"
+            f"[databases]\n* = host={HOST} port={self._server.port} user=postgres\n[pgbouncer]\nlisten_addr = {HOST}\n"
             f"listen_port = {self.port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n"
             f"max_client_conn = 400\ndefault_pool_size = 20\nlogfile = {self._folder / 'log'}\n"
         )

@@ -33,7 +33,7 @@ class TcpProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listening.close()
+        self._loop.call_soon_threadsafe(self._listening.close)
         self.drop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
