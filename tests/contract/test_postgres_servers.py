@@ -77,7 +77,7 @@ async def test_contract(suite: str, case: Any, base: str) -> None:
 
 @pytest.mark.parametrize(("suite", "case"), SEVERAL)
 async def test_several_objects(suite: str, case: Any, base: str) -> None:
-    """The second object has another engine: by another URL of the same schema, or by another clock if it is a test's."""
+    """The second object has another engine: by another URL of the same schema, or by another clock."""
     urls: dict[int, str] = {}
 
     def opened(url: str, options: dict[str, Any]) -> Any:

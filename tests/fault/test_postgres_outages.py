@@ -119,8 +119,7 @@ async def failovers(times: int, *, synchronous: bool) -> None:
             url = f"postgresql://postgres@{both}/postgres?target_session_attrs=read-write"
             async with busy(url, lost=not synchronous) as load:
                 # Without its tables it would be no copy.
-                while not standby.ask("SELECT to_regclass('arc.runs')")[0][0]:
-                    await asyncio.sleep(0.01)
+                await until(lambda: bool(standby.ask("SELECT to_regclass('arc.runs')")[0][0]))
                 await asyncio.sleep(random.random() * 0.1)
                 primary.kill()
                 await asyncio.sleep(random.random() * 0.3)
