@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import compress
@@ -16,6 +16,7 @@ from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .postgres_batches import BATCHES
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
@@ -353,11 +354,19 @@ def _processes(view: PostgresConnection) -> list[ProcessRow]:
     return [row._replace(seen_at=wall + row.seen_at - now, alive_until=row.alive_until - now) for row in rows]
 
 
+_ONE_STATEMENT: frozenset[Callable[..., Any]] = frozenset({_get, _children, _mail, _news})
+
+
 class PostgresQueue(PostgresBackend, RunQueue):
     """A queue in a PostgreSQL database, shared by all processes that reach it."""
 
     operation_sets: ClassVar[OperationSets] = (
-        replace(operation_set(PostgresTransitions, fence=_claim_of), lock=_lock),
+        replace(
+            operation_set(PostgresTransitions, fence=_claim_of),
+            lock=_lock,
+            batches=BATCHES,
+            one_statement=_ONE_STATEMENT,
+        ),
     )
 
     reads: ClassVar[Reads] = {
