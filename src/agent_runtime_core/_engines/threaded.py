@@ -12,12 +12,8 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
-<<<<<<< HEAD
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-=======
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
->>>>>>> wt-pg
 from functools import partial
 from itertools import groupby
 from queue import Empty, SimpleQueue
@@ -484,18 +480,12 @@ class ThreadedEngine(SharedEngine):
         while True:
             try:
                 conn = session.connection()
-<<<<<<< HEAD
-                self.begin(conn, writes=False)
-                read.result, error = read.fn(conn, *read.args), None
-                self.end(conn)
-=======
-                if fn in self._one_statement:
-                    result, error = fn(conn, *args), None
+                if read.fn in self._one_statement:
+                    read.result, error = read.fn(conn, *read.args), None
                 else:
                     self.begin(conn, writes=False)
-                    result, error = fn(conn, *args), None
+                    read.result, error = read.fn(conn, *read.args), None
                     self.end(conn)
->>>>>>> wt-pg
                 break
             except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
                 error = failure
