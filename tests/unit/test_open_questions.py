@@ -356,14 +356,14 @@ def answer_at_once(*clients: AgentRunner) -> None:
     read = asyncio.Barrier(len(clients))
 
     def held_back(client: AgentRunner) -> None:
-        post = client.queue.post
+        post = client._post
 
         async def together(*args: Any) -> Any:
-            client.queue.post = post  # type: ignore[method-assign]
+            client._post = post  # type: ignore[method-assign]
             await read.wait()
             return await post(*args)
 
-        client.queue.post = together  # type: ignore[method-assign, assignment]
+        client._post = together  # type: ignore[method-assign, assignment]
 
     for each in clients:
         held_back(each)
