@@ -6,7 +6,7 @@ A collation shows faults of order and of equality, a pooler those of session sta
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from agent_runtime_core.persistence.documents.postgres import PostgresDocuments
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.clock import RunClock
-from agent_runtime_core.testing.contracts import concurrency, events, queue, runs, state
+from agent_runtime_core.testing.contracts import events, queue, runs, state
 from agent_runtime_core.testing.contracts.persistence import documents
 from tests.support.postgres_servers import PgBouncer, PostgresServer
 
@@ -55,10 +55,10 @@ def _three(url: str, **options: Any) -> Any:
     )
 
 
-SUITES: dict[str, tuple[Callable[..., Any], list[Any], list[Any]]] = {
-    "queue": (lambda **options: get_queue("postgres", **options), queue.CASES, concurrency.QUEUE),
-    "events": (lambda **options: get_event_bus("postgres", **options), events.CASES, concurrency.EVENTS),
-    "state": (lambda **options: get_state_store("postgres", **options), state.CASES, concurrency.STATE),
+SUITES: dict[str, tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]] = {
+    "queue": (lambda **options: get_queue("postgres", **options), queue.CASES, queue.CASES.several),
+    "events": (lambda **options: get_event_bus("postgres", **options), events.CASES, events.CASES.several),
+    "state": (lambda **options: get_state_store("postgres", **options), state.CASES, state.CASES.several),
     "documents": (PostgresDocuments, documents.CASES, []),
     "runs": (_three, runs.CASES, []),
 }
