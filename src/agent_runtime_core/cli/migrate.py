@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 from typing import Any
 
 from .._core.lazy_import import load
-from .._core.threads import in_thread
 from .._core.validation import Shown, must, redacted_url
 from ..config import get_config, place_of
 from ..errors import brief
@@ -21,8 +21,8 @@ async def migrate(args: Namespace) -> int:
         fix = "A SQLite file and a Redis store are updated when a process opens them"
         raise must("STORE", "be postgresql://host:5432/database", shown, fix)
     migrate_store: Any = load(".._engines.postgres.migration:migrate_store", package=__package__)
-    place, statements = await in_thread(
-        lambda: migrate_store(url, role=args.role, reader=args.reader, dry_run=args.dry_run)
+    place, statements = await asyncio.to_thread(
+        migrate_store, url, role=args.role, reader=args.reader, dry_run=args.dry_run
     )
     if args.json:
         print_json({"store": place, "dry_run": args.dry_run, "statements": statements})

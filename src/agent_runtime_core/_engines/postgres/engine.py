@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Final, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.validation import Shown, must
-from ...errors import StorageCorrupt, StorageError, StorageFull
+from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
-from ..shared_engine import Process
+from ..shared_engine import Process, SafetyFinding
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
 from .migration import migrate, outdated, require_schema
 from .notifier import PostgresNotifier
+from .safety_checks import IsStandby, check, identity, reported, server_changed, warn
 from .schema import TABLES
 from .url import PostgresAddress, driver, postgres_place
 
@@ -30,6 +32,8 @@ _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
 NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "55000"})
 _CONFLICT: Final = frozenset({"40001", "40P01", "23505", "55P03"})
+# The driver gives such an error no code.
+_REFUSED: Final = re.compile("FATAL: .*(does not exist|authentication failed|pg_hba.conf)")
 _FULL: Final = frozenset({"53100", "53200"})
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 
@@ -85,6 +89,9 @@ class PostgresEngine(ThreadedEngine):
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
+        #: What was unsafe when this process connected last.
+        self.safety_findings: list[SafetyFinding] = []
+        self._server = ""
         self._notifier = PostgresNotifier(place, self.wake)
 
     def lease_now(self) -> float:
@@ -96,14 +103,30 @@ class PostgresEngine(ThreadedEngine):
     # -- connections
 
     def connect(self, *, writes: bool) -> PostgresConnection:
-        conn = PostgresConnection(self.place, self.clock if self.by_server else None)
         try:
+            conn = PostgresConnection(self.place, self.clock if self.by_server else None)
+        except driver().OperationalError as error:
+            if _REFUSED.search(str(error)) and "," not in self.location:  # another host may take the connection
+                fix = "Check the user, the password and the name of the database in the URL"
+                raise StorageError(f"{self.location} refused the connection ({error!s:.300}). {fix}") from error
+            raise
+        try:
+            found = check(reported(conn), self.place, reads_only=self.reads_only)
             if self._unmigrated:
                 self._migrate(conn)
+            self._connected(conn, found)
         except BaseException:
             conn.close()
             raise
         return conn
+
+    def _connected(self, conn: PostgresConnection, found: list[SafetyFinding]) -> None:
+        self.safety_findings = found
+        warn(found, conn, self.place)
+        server = identity(conn)
+        if server_changed(server, self._server, conn, self.place):
+            self.wake()  # the commits that others waited for may be lost
+        self._server = server or self._server
 
     def disconnect(self, conn: PostgresConnection) -> None:
         conn.close()
@@ -158,6 +181,14 @@ class PostgresEngine(ThreadedEngine):
 
     def is_conflict(self, error: BaseException) -> bool:
         return isinstance(error, driver().Error) and error.sqlstate in _CONFLICT
+
+    def _unavailable(self, error: BaseException) -> StorageBusy:
+        if isinstance(error, IsStandby) or getattr(error, "sqlstate", None) == "25006":
+            return StorageBusy(
+                f"{self.location} is read-only ({error!s:.300}), and was for {self.timeout:g} s. The outcome of the "
+                "write is unknown. Repeat it when the primary answers, or name the primary in the URL"
+            )
+        return super()._unavailable(error)
 
     def translate(self, error: BaseException) -> StorageError:
         state, text = getattr(error, "sqlstate", None), f"{error!s:.300}".strip()
