@@ -80,7 +80,7 @@ def opened(url: str, clock: VirtualClock, agents: Agents) -> AgentRunner:
     registry = Registry()
     for script in agents.scripts:
         registry.register(script)
-    kinds: tuple[Any, ...]
+    kinds: Any
     engine: Any
     if url.startswith("postgresql:"):
         from agent_runtime_core._engines.postgres.engine import PostgresEngine

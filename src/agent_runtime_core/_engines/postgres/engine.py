@@ -81,7 +81,7 @@ class PostgresEngine(ThreadedEngine):
             return engine.share()
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock, reads_only: bool = False) -> None:
-        super().__init__(key, str(place), clock)
+        super().__init__(key, place.shown(), clock)
         self.place: PostgresAddress = place
         self.reads_only: bool = reads_only
         #: Lease and wall times are the server's, unless a test passes its own clock.
@@ -217,6 +217,11 @@ class PostgresEngine(ThreadedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
         return super().listen(topic, wake)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the listening connection was found to hear notifications."""
+        return self._notifier.hears
 
     def notify_others(self, topics: set[str]) -> None:
         self._notifier.send(topics)

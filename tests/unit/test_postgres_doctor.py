@@ -1,0 +1,128 @@
+"""What `agent-runtime doctor` finds in a PostgreSQL store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import psycopg
+import pytest
+
+from agent_runtime_core import AgentRunner
+from agent_runtime_core._engines.postgres import diagnosis
+from agent_runtime_core._engines.postgres.migration import migrate_store
+from tests.support.command_line import Commands
+from tests.support.postgres_servers import PostgresServer
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], postgres_url: str) -> Commands:
+    async def fill() -> None:
+        async with AgentRunner.open(postgres_url) as runner:
+            await runner.submit("agent", {})
+
+    asyncio.run(fill())
+    return Commands(capsys, postgres_url)
+
+
+def found(run: Commands, status: str) -> list[str]:
+    """Return what the checks of the server with this status say."""
+    checks = run.json("doctor")["checks"]
+    return [f"{each['detail']}. {each['fix']}" for each in checks
+            if (each["check"], each["status"]) == ("postgres", status)]  # fmt: skip
+
+
+def test_a_sound_store(run: Commands, postgres_url: str) -> None:
+    schema = postgres_url.partition("?schema=")[2]
+    text = "\n".join(found(run, "ok"))
+    for part in (
+        "PostgreSQL 1", "timeline 1", f"schema {schema} has version 1, written by release", "tables take ", "runs ",
+        "dead rows, last vacuum", "of 300 connections are open", "notifications are heard",
+    ):  # fmt: skip
+        assert part in text
+    assert [each.partition(",")[0] for each in found(run, "warning")] == ["fsync is 'off'"], "the server of the tests"
+    assert found(run, "error") == []
+    assert run("doctor")[0] == 0
+
+
+def test_a_store_without_its_schema_stays_so(
+    capsys: pytest.CaptureFixture[str], postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    code, out, _ = Commands(capsys, postgres_url)("doctor")
+    assert code == 0
+    assert "must be created or updated, which a reader does not do. Run, as its owner: agent-runtime migrate" in out
+    assert postgres_server.ask("SELECT to_regnamespace(%s)", postgres_url.partition("?schema=")[2]) == [(None,)]
+
+
+def test_the_oldest_transaction_and_who_has_it(
+    run: Commands, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(postgres_server.url, application_name="report") as conn:
+        conn.execute("SELECT 1")
+        mine = f"(idle in transaction, user postgres, report, pid {conn.info.backend_pid})"
+        assert any(each.startswith("the oldest transaction is open for ") and mine in each for each in found(run, "ok"))
+        monkeypatch.setattr(diagnosis, "_LONG", 0.0)
+        [warning] = [each for each in found(run, "warning") if mine in each]
+        assert f"End it: SELECT pg_terminate_backend({conn.info.backend_pid})" in warning
+    assert "no other transaction is open. " in found(run, "ok")
+
+
+def test_dead_rows(
+    run: Commands, postgres_url: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = postgres_url.partition("?schema=")[2] + ".fences"
+    postgres_server.ask(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    postgres_server.ask(f"INSERT INTO {table} SELECT n::text, '1' FROM generate_series(1, 100) n")
+    postgres_server.ask(f"DELETE FROM {table}")
+    monkeypatch.setattr(diagnosis, "_MANY_DEAD", 50)
+    [warning] = [each for each in found(run, "warning") if "dead rows" in each]
+    assert warning.startswith("table fences has 100 dead rows beside 0 live ones, never vacuumed. End the oldest")
+    postgres_server.ask(f"VACUUM {table}")
+    assert any("dead rows, last vacuum 0 s ago" in each for each in found(run, "ok"))
+
+
+def test_few_connections_left_and_an_unused_slot(
+    run: Commands, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_FULL", 0.0)
+    postgres_server.ask("SELECT pg_create_physical_replication_slot('left')")
+    try:
+        warnings = "\n".join(found(run, "warning"))
+    finally:
+        postgres_server.ask("SELECT pg_drop_replication_slot('left')")
+    assert "of 300 connections are open" in warnings
+    assert "replication slot 'left' is unused" in warnings
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("pooler=1", "the URL has pooler=1 and no listen_url="),
+        ("pooler=1&listen_url=postgresql://127.0.0.1:1/x", "notifications are not heard"),
+    ],
+)
+def test_a_store_without_notifications(
+    options: str, why: str, run: Commands, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "agent_runtime_core")
+    monkeypatch.setattr(diagnosis, "HEARD_WITHIN", 0.0)
+    monkeypatch.setattr(diagnosis, "POLL", 0.05)
+    run.url += f"&{options}"
+    assert any(each.startswith(why) and "listen_url=" in each for each in found(run, "warning"))
+
+
+def test_a_role_that_only_reads(run: Commands, postgres_server: PostgresServer) -> None:
+    postgres_server.ask("CREATE ROLE doctor LOGIN")
+    try:
+        migrate_store(run.url, reader="doctor")
+        run.url = run.url.replace("postgres@", "doctor@")
+        text = "\n".join(found(run, "ok"))
+        assert "To see them: GRANT pg_read_all_stats TO doctor" in text
+        assert "no other transaction" not in text
+        assert "timeline 1" in text
+        assert "notifications are heard" in text
+    finally:
+        postgres_server.ask("DROP OWNED BY doctor")
+        postgres_server.ask("DROP ROLE doctor")
