@@ -28,7 +28,7 @@ from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.runner import AgentRunner
 from ..status import RunStatus
 from .output import human_size, only_errors_logged, print_columns, print_json, print_line
-from .store import display_name, open_store, require_file, rows_of
+from .store import display_name, is_postgres, open_store, require_file, rows_of
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -294,7 +294,7 @@ async def _store(args: Namespace) -> list[Finding]:
         return [Finding(WARNING, "store", f"{path} is empty: no process has stored a run in it"), *files]
     try:
         # A reader does not create the schema of a PostgreSQL store, and needs no right to write.
-        async with open_store(args.url, Registry(), read_only=_is_postgres(url)) as runner:
+        async with open_store(args.url, Registry(), read_only=is_postgres(url)) as runner:
             await runner.queue.next_due()
             found = [Finding(OK, "store", f"{display_name(runner, args.url)} can be read"), *files]
             found += await _server(runner)
@@ -321,12 +321,6 @@ def _database(url: str | None, path: str | None) -> str | None:
     except AgentRuntimeError:
         return None
     return location["path"] if backend == "sqlite" else None
-
-
-def _is_postgres(url: str | None) -> bool:
-    with suppress(AgentRuntimeError):
-        return url is not None and place_of(url)[0] == "postgres"
-    return False
 
 
 async def _server(runner: AgentRunner) -> list[Finding]:

@@ -8,16 +8,17 @@ from typing import Any
 
 from .._core.lazy_import import load
 from .._core.validation import Shown, must, redacted_url
-from ..config import get_config, place_of
+from ..config import get_config
 from ..errors import brief
 from .output import print_json, print_line
+from .store import is_postgres
 
 
 async def migrate(args: Namespace) -> int:
     """Create or update the schema; with `--dry-run` print the statements that would do that."""
     url = args.store or args.url or get_config().backend_url or ""
-    if not url or place_of(url)[0] != "postgres":
-        shown = Shown(brief(redacted_url(url), 500)) if url else "none"
+    if not is_postgres(url):
+        shown = Shown(brief(redacted_url(url), 500)) if url else Shown("none")
         fix = "A SQLite file and a Redis store are updated when a process opens them"
         raise must("STORE", "be postgresql://host:5432/database", shown, fix)
     migrate_store: Any = load(".._engines.postgres.migration:migrate_store", package=__package__)

@@ -127,7 +127,7 @@ def _is_local(host: str) -> bool:
 
 
 def warn(found: list[SafetyFinding], conn: PostgresConnection, place: PostgresAddress) -> None:
-    """Log the findings that no process has logged in the last 24 hours."""
+    """Log the findings that no process has logged in the last 24 hours. A process that only reads logs none."""
     for each in found:
         warning = (str(place), each.setting, each.value)
         if warning not in _logged:
@@ -170,8 +170,8 @@ def server_changed(server: str, before: str, conn: PostgresConnection, place: Po
 
 
 def _noted(conn: PostgresConnection, statement: str, values: tuple[str, str]) -> Any:
-    """Execute a statement that notes something, and return its row. A role that only reads sees each thing as new."""
+    """Execute a statement that notes something, and return its row; None if it is noted, or the role only reads."""
     try:
         return conn.execute(statement, values).fetchone()
     except (driver().errors.InsufficientPrivilege, driver().errors.ReadOnlySqlTransaction):
-        return (None,)
+        return None
