@@ -432,10 +432,10 @@ async def opened(url: str) -> AsyncIterator[Place]:
         yield Place(runner, stores)
 
 
-@pytest.fixture(params=backends(["memory", "sqlite", "redis"], default=["sqlite", "redis"]))
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"], default=["sqlite", "redis", "postgres"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        found: str = request.getfixturevalue("redis_url")
+    if request.param in ("redis", "postgres"):
+        found: str = request.getfixturevalue(f"{request.param}_url")
         return found
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'there.db'}"
 

@@ -162,7 +162,7 @@ async def test_contents_are_copied_as_they_are_encrypted(
 ) -> None:
     def place(kind: str) -> reencryption.Place:
         found = reencryption.Place(
-            kind, tmp_path, (request.getfixturevalue("redis_server"), "") if kind == "redis" else None
+            kind, tmp_path, (request.getfixturevalue(f"{kind}_server"), "") if kind != "sqlite" else None
         )
         found.url = new_url(kind)
         return found

@@ -62,10 +62,10 @@ class Store:
         return await self.runner.state_store.records(row.run_id)
 
 
-@pytest.fixture(params=backends(["memory", "sqlite", "redis"], default={"sqlite", "redis"}))
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"], default={"sqlite", "redis", "postgres"}))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in ("redis", "postgres"):
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 
