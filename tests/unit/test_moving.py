@@ -508,7 +508,10 @@ async def test_what_is_missing_in_the_new_store_is_found(
 
 async def test_stores_in_memory_are_not_moved(tmp_path: Path) -> None:
     async with AgentRunner.open("memory://") as memory, AgentRunner.open(tmp_path / "a.db") as file:
-        with pytest.raises(NotSupported, match="source must be one SQLite file or one Redis server, got InMemoryQueue"):
+        with pytest.raises(
+            NotSupported,
+            match="source must be one SQLite file, one Redis server or one PostgreSQL database, got InMemoryQueue",
+        ):
             await move_store(memory, file)
         with pytest.raises(NotSupported, match="target must be one SQLite file"):
             await move_store(file, memory)

@@ -68,7 +68,7 @@ def file_checks(path: str) -> Iterator[Finding]:
             WARNING,
             "file system",
             f"{path} is on {kind}, where the locks of SQLite do not exclude other machines",
-            "Move the file to a local disk, or use Redis",
+            "Move the file to a local disk, or use Redis or PostgreSQL",
         )
     elif kind is not None:
         yield Finding(OK, "file system", kind)
