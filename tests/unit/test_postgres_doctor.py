@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -12,7 +20,7 @@ from agent_runtime_core import AgentRunner
 from agent_runtime_core._engines.postgres import diagnosis
 from agent_runtime_core._engines.postgres.migration import migrate_store
 from tests.support.command_line import Commands
-from tests.support.postgres_servers import PostgresServer
+from tests.support.postgres_servers import HOST, PostgresServer, missing
 
 pytestmark = pytest.mark.postgres
 
@@ -126,3 +134,51 @@ def test_a_role_that_only_reads(run: Commands, postgres_server: PostgresServer) 
     finally:
         postgres_server.ask("DROP OWNED BY doctor")
         postgres_server.ask("DROP ROLE doctor")
+
+
+@pytest.fixture
+def pgbouncer(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of a PgBouncer in transaction mode before the server."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        missing("no pgbouncer")
+    assert program is not None
+    folder = Path(tempfile.mkdtemp(prefix="arc-pgbouncer-"))
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = int(probe.getsockname()[1])
+    (folder / "ini").write_text(
+        f"[databases]\npostgres = host={HOST} port={postgres_server.port} user=postgres\n"
+        f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 4\n"
+    )
+    folder.chmod(0o755)
+    process = subprocess.Popen([program, folder / "ini"], stderr=subprocess.PIPE, cwd="/", **postgres_server._as)
+    try:
+        assert process.stderr is not None
+        while b"process up" not in (line := process.stderr.readline()):
+            assert line, "it did not start"
+        yield f"{HOST}:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder)
+
+
+def test_a_pooler_in_transaction_mode(
+    run: Commands, postgres_server: PostgresServer, pgbouncer: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """It accepts LISTEN, and passes no notification on."""
+    caplog.set_level(logging.CRITICAL, "agent_runtime_core")
+    direct, run.url = run.url, run.url.replace(f"{HOST}:{postgres_server.port}", pgbouncer)
+    with monkeypatch.context() as patched:
+        patched.setattr(diagnosis, "HEARD_WITHIN", 0.0)
+        patched.setattr(diagnosis, "POLL", 0.3)
+        [deaf] = [each for each in found(run, "warning") if each.startswith("notifications are not heard")]
+    assert "such as PgBouncer, add pooler=1 and listen_url=" in deaf
+    run.url += f"&pooler=1&listen_url={quote(direct.partition('?')[0], safe='')}"
+    assert any(each.startswith("notifications are heard") for each in found(run, "ok"))
+    assert run("submit", "agent")[0] == 0
+    assert "PENDING" in run("runs")[1].upper()
+    assert migrate_store(run.url) == (run.url.partition("&")[0].replace("postgres@", ""), [])
