@@ -129,6 +129,12 @@ class PostgresServer:
             cursor = conn.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
+    def rows(self, url: str) -> list[tuple[Any, ...]]:
+        """All rows of the tables in the schema of a URL."""
+        schema = url.partition("?schema=")[2]
+        tables = self.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", schema)
+        return [row for (table,) in tables for row in self.ask(f"SELECT * FROM {schema}.{table}")]
+
     def end(self, number: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT aborts transactions, SIGTERM waits for clients."""
         assert self._process is not None

@@ -23,11 +23,11 @@ from ...errors import LeaseLost, StorageBusy, StorageError
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import Backend, Guard, Op, OperationSet, Outcome, moved
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
-from ..shared_engine import Process, SharedEngine
+from ..shared_engine import Process, SafetyFinding, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier, Subscription
 from .pipeline import CommitPipeline, ScriptCall
-from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily, parsed_config, parsed_info
+from .safety_checks import ASKED, DAY, check, identity, log_daily, parsed_config, parsed_info
 from .script import Codec, RedisOperationSet, Script, as_list, joined, packed, prepared, unpacked
 from .url import RedisAddress, redis_place
 
