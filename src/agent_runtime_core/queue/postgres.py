@@ -13,6 +13,7 @@ from .._engines.backend import OperationSets, Reads
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
@@ -320,3 +321,12 @@ class PostgresQueue(PostgresBackend, RunQueue):
 
     def lease_now(self) -> float:
         return self.engine.lease_now()
+
+    async def store_id(self) -> str:
+        self._store: str | None = await self.engine.read(store_id)
+        return self._store
+
+    async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> CallerInsert:
+        row = await self._assigned_before(row)
+        known = getattr(self, "_store", None) or await self.store_id()  # the first read creates the tables
+        return CallerInsert(self, row, connection, known, sync=sync)

@@ -191,6 +191,11 @@ class PostgresEngine(ThreadedEngine):
 
     # -- other processes on this server
 
+    @property
+    def channel(self) -> str:
+        """The channel of the notifications."""
+        return self._notifier.channel
+
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
         return super().listen(topic, wake)

@@ -37,7 +37,7 @@ class PostgresNotifier:
 
     def __init__(self, place: PostgresAddress, wake: Callable[..., None]) -> None:
         self._place, self._wake = place, wake
-        self._channel = f"{_CHANNEL}_{place.schema}"
+        self.channel: str = f"{_CHANNEL}_{place.schema}"
         self._lock = threading.Condition()
         self._topics: set[str] = set()
         self._own = new_ulid(SYSTEM)
@@ -83,7 +83,7 @@ class PostgresNotifier:
                     )
                 conn.execute(
                     "BEGIN; SET LOCAL synchronous_commit = off; "
-                    + "; ".join(f"NOTIFY {self._channel}, '{self._own} {topic}'" for topic in sorted(topics))
+                    + "; ".join(f"NOTIFY {self.channel}, '{self._own} {topic}'" for topic in sorted(topics))
                     + "; COMMIT"
                 )
             except driver().Error:
@@ -110,7 +110,7 @@ class PostgresNotifier:
                     prepare_threshold=None,
                     application_name="agent-runtime listener",
                 )
-                conn.execute(f"LISTEN {self._channel}")
+                conn.execute(f"LISTEN {self.channel}")
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
                 failures = 0
@@ -140,7 +140,7 @@ class PostgresNotifier:
             if asked_at and now - asked_at > HEARD_WITHIN:
                 raise OSError(f"its own notification was not heard within {HEARD_WITHIN:g} s")
             if not asked_at and now - tested_at > TEST_EVERY:
-                conn.execute(f"NOTIFY {self._channel}, 'test {self._own}'")
+                conn.execute(f"NOTIFY {self.channel}, 'test {self._own}'")
                 asked_at = now
             for notice in conn.notifies(timeout=0.25, stop_after=1):
                 word, _, topic = notice.payload.partition(" ")
