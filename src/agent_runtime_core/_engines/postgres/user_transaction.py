@@ -1,15 +1,58 @@
-"""Run the function of a `ctx.transaction` inside a commit of PostgreSQL."""
+"""Run the functions of `ctx.transaction`, each in a transaction on a separate connection.
+
+The function comes first, and only then is the run locked: its claim is checked, and its record is stored. So a slow
+function delays neither heartbeats nor other runs. A claim that was superseded meanwhile commits nothing.
+
+Later commits of the same run wait for its function. Otherwise a record could be stored behind one with a greater
+number.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, Final, NoReturn
 
-from ...errors import brief
+from ..._core.threads import started
+from ...errors import LeaseLost, StorageBusy, StorageClosed, brief
+from ..commit_request import CommitRequest, resolve_all
 from .url import driver
 
-SECONDS = 1.0  # for one statement of the function
+STATEMENT_SECONDS: Final = 10.0
+MOST_OPEN: Final = 4  # functions of one process at the same time, each with a connection
+_IN_TRANSACTION: Final = 2  # `psycopg.pq.TransactionStatus.INTRANS`
+_BEGIN: Final = f"SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = '{STATEMENT_SECONDS:g}s'"
+# A deferred constraint that is broken is the function's error, not the error of its commit.
+_END: Final = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL lock_timeout = '4s'; SET LOCAL statement_timeout = 0"
+# Each use of a table, in a view or a trigger too, locks it until the end of the transaction. The library has locked
+# `fences`, and has looked into `journal`.
+_USED: Final = (
+    "SELECT c.relname FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = pg_backend_pid()"
+    " AND l.locktype = 'relation' AND c.relnamespace = to_regnamespace(?) AND c.relkind IN ('r', 'v', 'S')"
+    " AND (c.relname, l.mode) NOT IN (('fences', 'RowExclusiveLock'), ('fences', 'AccessShareLock'),"
+    " ('journal', 'AccessShareLock')) LIMIT 1"
+)
+_NOT_CODE: Final = re.compile(
+    r"--[^\n]*|/\*.*?\*/|\b[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$", re.DOTALL
+)
+_FIRST: Final = re.compile(r"\s*(\w+(?:\s+(?:LOCAL|CONSTRAINTS)\b)?)", re.IGNORECASE)
+_TEMPORARY: Final = re.compile(r"\s*CREATE\s+(?:\w+\s+)?TEMP(?:ORARY)?\b(?!.*\bON\s+COMMIT\s+DROP\b)", re.I | re.DOTALL)
+_ENDS: Final = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE"}
+_OF_SESSION: Final = {"SET", "RESET", "DISCARD", "LISTEN", "UNLISTEN", "LOAD", "EXECUTE", "DEALLOCATE", "DECLARE"}
+
+
+class FunctionFailed(Exception):
+    """What a user's function raised, for its caller."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException = error
+
+
+class AppliedMeanwhile(Exception):
+    """An earlier try of the same commit, whose reply was lost, was applied while the function ran."""
 
 
 class UserTransaction:
@@ -18,26 +61,32 @@ class UserTransaction:
     It works until the function returns, and only in the thread that runs the function.
     """
 
-    def __init__(self, name: str, raw: Any) -> None:
+    def __init__(self, name: str, raw: Any, schema: str) -> None:
         self._name, self._raw = name, raw
+        self._who = f"transaction {brief(name)} may not"
+        self._reserved = re.compile(rf'(?<![\w."])(?:{schema}|"{schema}")\s*\.', re.IGNORECASE)
+        self._schema = schema
         self._thread: int | None = threading.get_ident()
 
-    def execute(self, query: Any, params: Any = None) -> Any:
+    def execute(self, query: Any, params: Any = None, **options: Any) -> UserCursor:
         """Execute one statement; as `psycopg.Connection.execute`."""
-        self._check()
-        return self._raw.execute(query, params)
+        return self.cursor().execute(query, params, **options)
 
-    def executemany(self, query: Any, params: Iterable[Any]) -> Any:
+    def executemany(self, query: Any, params: Iterable[Any], **options: Any) -> UserCursor:
         """Execute one statement for each of `params`; as `psycopg.Cursor.executemany`."""
+        return self.cursor().executemany(query, params, **options)
+
+    def cursor(self, **options: Any) -> UserCursor:
+        """Return a cursor; as `psycopg.Connection.cursor` without a name."""
         self._check()
-        cursor = self._raw.cursor()
-        cursor.executemany(query, params)
-        return cursor
+        if options.get("name"):
+            raise self._denied("use a cursor of the server: read the rows of a statement")
+        return UserCursor(self._raw.cursor(**options), self)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"the connection of ctx.transaction has no {name!r}: use execute(query, params) and "
-            "executemany(query, rows); the library commits or rolls back"
+            f"the connection of ctx.transaction has no {name!r}: use execute(query, params), "
+            "executemany(query, rows) and cursor(); the library commits or rolls back"
         )
 
     def _check(self) -> None:
@@ -47,22 +96,235 @@ class UserTransaction:
                 f"the connection of transaction {brief(self._name)} must not be used {when}. Call ctx.transaction again"
             )
 
+    def _check_query(self, query: Any) -> None:
+        self._check()
+        if hasattr(query, "as_string"):
+            query = query.as_string(self._raw)
+        text = _NOT_CODE.sub(" ", query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query))
+        text = text.strip().rstrip("; \n\t")
+        if ";" in text:
+            raise self._denied("execute several statements together: execute one at a time")
+        found = _FIRST.match(text)
+        first = found[1].upper() if found else ""
+        if first in _ENDS:
+            raise self._denied(
+                "begin, commit or roll back: the library commits it together with the record of its step"
+            )
+        if first in _OF_SESSION:
+            raise self._denied(f"use {first}: the connection is used again. SET LOCAL ends with the transaction")
+        if _TEMPORARY.match(text):
+            raise self._denied("create temporary tables that outlive it. Add ON COMMIT DROP")
+        if (used := self._reserved.search(text)) is not None:
+            raise self.denied_table(text[used.end() :].strip(' "').partition(" ")[0])
+
+    def denied_table(self, table: str) -> Exception:
+        """Return the error for the use of a table of this library."""
+        name = re.sub(r"\W.*", "", table)
+        return self._denied(
+            f"use table {self._schema}.{name}: the schema {self._schema} is reserved for the tables of this library. "
+            "Use tables of another schema, and runner.get_run() to read a run"
+        )
+
+    def _denied(self, what: str) -> Exception:
+        error: Exception = driver().errors.InsufficientPrivilege(f"{self._who} {what}")
+        return error
+
     def _end(self) -> None:
         self._thread = None
 
 
+class UserCursor:
+    """A cursor that ends with its transaction and does not lead to the connection of the library."""
+
+    def __init__(self, raw: Any, transaction: UserTransaction) -> None:
+        self._cursor, self._transaction = raw, transaction
+
+    @property
+    def connection(self) -> UserTransaction:
+        """What the function was called with."""
+        return self._transaction
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> UserCursor:
+        """Execute one statement; as `psycopg.Cursor.execute`."""
+        self._transaction._check_query(query)
+        self._cursor.execute(query, params, **options)
+        return self
+
+    def executemany(self, query: Any, params: Iterable[Any], **options: Any) -> UserCursor:
+        """Execute one statement for each of `params`; as `psycopg.Cursor.executemany`."""
+        self._transaction._check_query(query)
+        self._cursor.executemany(query, params, **options)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READS:
+            return UserTransaction.__getattr__(self._transaction, name)
+        self._transaction._check()
+        return getattr(self._cursor, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        while (row := self.fetchone()) is not None:
+            yield row
+
+    def __enter__(self) -> UserCursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cursor.close()
+
+
+_READS: Final = frozenset({
+    "fetchone", "fetchmany", "fetchall", "rowcount", "description", "rownumber", "statusmessage", "arraysize", "nextset",
+    "close", "closed", "setinputsizes",
+})  # fmt: skip
+
+
 def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run `fn(connection, *args)` in a savepoint of the transaction and return its result."""
+    """Run `fn(connection, *args)` in the open transaction, before this locks any run, and return its result.
+
+    Raises:
+        FunctionFailed: The function raised an error, or did what it may not.
+        Exception: The connection was lost, or another transaction is the cause: the function is called again.
+    """
     conn = tx.conn
-    handed = UserTransaction(name, conn.raw)
-    conn.run(f"SAVEPOINT of_user; SET LOCAL statement_timeout = {int(SECONDS * 1000)}")
+    handed = UserTransaction(name, conn.raw, conn.schema)
+    conn.run(_BEGIN)
     try:
-        result = fn(handed, *args)
-    except BaseException:
-        if not conn.is_broken:
-            conn.run("ROLLBACK TO of_user")
-        raise
-    finally:
-        handed._end()
-    conn.run("SET LOCAL statement_timeout = 0; RELEASE of_user")
+        try:
+            result = fn(handed, *args)
+        finally:
+            handed._end()
+        if conn.raw.info.transaction_status != _IN_TRANSACTION and not conn.is_broken:
+            raise driver().errors.InFailedSqlTransaction(
+                f"a statement of transaction {brief(name)} failed, so PostgreSQL commits nothing of it. Let the "
+                "function raise that error"
+            )
+        conn.run(_END)
+        if (used := conn.execute(_USED, (conn.schema,)).fetchone()) is not None:
+            raise handed.denied_table(used[0])
+    except BaseException as error:
+        if conn.is_broken or tx.engine.is_repeatable(error):
+            raise
+        raise FunctionFailed(error) from error
     return result
+
+
+def apply(engine: Any, tx: Any, request: CommitRequest) -> bool:
+    """Apply a request with a function; False if nothing of it may be committed."""
+    guard, finish = request.guard, []
+    try:
+        for name, args in request.ops:
+            if name in engine.not_repeatable:
+                finish.append(engine.operations[name](tx, *args))
+        if guard is not None and tx.fenced(guard.key) != guard.token:
+            raise LeaseLost(guard.key, guard.token)
+        request.result = [
+            finish.pop(0)() if name in engine.not_repeatable else engine.operations[name](tx, *args)
+            for name, args in request.ops
+        ]
+    except Exception as error:
+        if engine.is_lost(error) or engine.is_conflict(error):
+            raise
+        if isinstance(error, FunctionFailed):
+            request.error = error.error
+        else:
+            request.error = engine.translate(error) if engine.is_of_driver(error) else error
+        return False
+    return True
+
+
+class _Ended(CommitRequest):
+    """Tells the writer that a function has ended, so that later commits of its run have their turn."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Hashable) -> None:
+        super().__init__(None, ())
+        self.key: Hashable = key
+
+
+class FunctionThreads:
+    """Commits with a function of a user, next to the writer.
+
+    Args:
+        has_function: Whether a request has such a function.
+        commit: Commits one request, in a thread that keeps a connection for it: `commit(thread, request)`.
+        put: Puts a request into the queue of the writer.
+    """
+
+    def __init__(
+        self, has_function: Callable[[Sequence[CommitRequest]], bool], commit_all: Callable[[Iterator[CommitRequest]], None],
+        put: Callable[[CommitRequest], None],
+    ) -> None:  # fmt: skip
+        self._has_function, self._commit_all, self._put = has_function, commit_all, put
+        self._held: dict[Hashable, list[CommitRequest]] = {}  # by run, behind its function
+        self._next: deque[CommitRequest] = deque()
+        self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._open = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a function runs, or waits for one that does."""
+        return bool(self._held)
+
+    def set_aside(self, batch: Sequence[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests that the writer commits now. `begin` begins the functions after them."""
+        now: list[CommitRequest] = []
+        for request in batch:
+            if isinstance(request, _Ended):
+                self._open -= 1
+                for each in self._held.pop(request.key):
+                    self._sort(each, now)
+            else:
+                self._sort(request, now)
+        return now
+
+    def _sort(self, request: CommitRequest, now: list[CommitRequest]) -> None:
+        key: Hashable = request if request.guard is None else request.guard.key
+        if key in self._held:
+            self._held[key].append(request)
+        elif self._has_function([request]):
+            self._held[key] = []
+            self._next.append(request)
+        elif not request.timed_out:
+            now.append(request)
+
+    def begin(self) -> None:
+        """Begin functions, after the earlier commits of their runs."""
+        while self._next:
+            request = self._next.popleft()
+            self._open += 1
+            try:
+                if len(self._threads) < min(self._open, MOST_OPEN):
+                    self._threads.append(started(self._run, "agent-runtime-transaction"))
+            except StorageBusy as error:
+                if not self._threads:
+                    request.error = error
+                    self._end(request)
+                    continue
+            self._inbox.put(request)
+
+    def _run(self) -> None:
+        self._commit_all(self._requests())
+
+    def _requests(self) -> Iterator[CommitRequest]:
+        while (request := self._inbox.get()) is not None:
+            if not request.timed_out:
+                yield request
+            self._end(request)
+
+    def _end(self, request: CommitRequest) -> None:
+        self._put(_Ended(request if request.guard is None else request.guard.key))
+        resolve_all([request])
+
+    def close(self, location: str, timeout: float) -> None:
+        """End the threads after their functions, and refuse what waits for these."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        for thread in self._threads:
+            thread.join(timeout)
+        waiting = [*self._next, *(each for held in self._held.values() for each in held)]
+        for request in waiting:
+            request.error = StorageClosed(f"{location} was closed. Open it again")
+        resolve_all(waiting)
