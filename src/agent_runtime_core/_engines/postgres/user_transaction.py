@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
 from queue import SimpleQueue
 from typing import Any, Final, NoReturn
 
@@ -38,9 +39,10 @@ _USED: Final = (
 _NOT_CODE: Final = re.compile(
     r"--[^\n]*|/\*.*?\*/|\b[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|\$(\w*)\$.*?\$\1\$", re.DOTALL
 )
-_FIRST: Final = re.compile(r"\s*(\w+(?:\s+(?:LOCAL|CONSTRAINTS)\b)?)", re.IGNORECASE)
+_FIRST: Final = re.compile(r"\s*(\w+(?:\s+(?:LOCAL|CONSTRAINTS|(?:WORK\s+|TRANSACTION\s+)?TO)\b)?)", re.IGNORECASE)
 _TEMPORARY: Final = re.compile(r"\s*CREATE\s+(?:\w+\s+)?TEMP(?:ORARY)?\b(?!.*\bON\s+COMMIT\s+DROP\b)", re.I | re.DOTALL)
-_ENDS: Final = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE"}
+_ENDS: Final = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "PREPARE"}
+ENDS: Final = "begin, commit or roll back: the library commits it together with the record of its step"
 _OF_SESSION: Final = {"SET", "RESET", "DISCARD", "LISTEN", "UNLISTEN", "LOAD", "EXECUTE", "DEALLOCATE", "DECLARE"}
 
 
@@ -55,128 +57,131 @@ class AppliedMeanwhile(Exception):
     """An earlier try of the same commit, whose reply was lost, was applied while the function ran."""
 
 
-class UserTransaction:
-    """What `ctx.transaction` passes to its function: SQL inside the commit of the step's own record.
+class _Guard:
+    """What the connection of one function may be used for.
 
-    It works until the function returns, and only in the thread that runs the function.
+    Args:
+        name: The name of the step.
+        schema: The schema of the library.
     """
 
-    def __init__(self, name: str, raw: Any, schema: str) -> None:
-        self._name, self._raw = name, raw
-        self._who = f"transaction {brief(name)} may not"
-        self._reserved = re.compile(rf'(?<![\w."])(?:{schema}|"{schema}")\s*\.', re.IGNORECASE)
-        self._schema = schema
+    def __init__(self, name: str, schema: str) -> None:
+        self._name, self._schema = brief(name), schema
+        self._reserved = re.compile(rf'(?<![\w."])(?:{schema}|"{schema}")\s*\.\s*"?(\w*)', re.IGNORECASE)
         self._thread: int | None = threading.get_ident()
 
-    def execute(self, query: Any, params: Any = None, **options: Any) -> UserCursor:
-        """Execute one statement; as `psycopg.Connection.execute`."""
-        return self.cursor().execute(query, params, **options)
-
-    def executemany(self, query: Any, params: Iterable[Any], **options: Any) -> UserCursor:
-        """Execute one statement for each of `params`; as `psycopg.Cursor.executemany`."""
-        return self.cursor().executemany(query, params, **options)
-
-    def cursor(self, **options: Any) -> UserCursor:
-        """Return a cursor; as `psycopg.Connection.cursor` without a name."""
-        self._check()
-        if options.get("name"):
-            raise self._denied("use a cursor of the server: read the rows of a statement")
-        return UserCursor(self._raw.cursor(**options), self)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"the connection of ctx.transaction has no {name!r}: use execute(query, params), "
-            "executemany(query, rows) and cursor(); the library commits or rolls back"
-        )
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ProgrammingError outside of the function or its thread."""
         if self._thread != threading.get_ident():
             when = "after its function returned" if self._thread is None else "in another thread"
             raise driver().ProgrammingError(
-                f"the connection of transaction {brief(self._name)} must not be used {when}. Call ctx.transaction again"
+                f"the connection of transaction {self._name} must not be used {when}. Call ctx.transaction again"
             )
 
-    def _check_query(self, query: Any) -> None:
-        self._check()
+    def check_query(self, query: Any, raw: Any) -> None:
+        """Raise InsufficientPrivilege for a statement that would end the transaction, or outlive it."""
+        self.check()
         if hasattr(query, "as_string"):
-            query = query.as_string(self._raw)
+            query = query.as_string(raw)
         text = _NOT_CODE.sub(" ", query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query))
         text = text.strip().rstrip("; \n\t")
         if ";" in text:
-            raise self._denied("execute several statements together: execute one at a time")
+            raise self.denied("execute several statements together: execute one at a time")
         found = _FIRST.match(text)
         first = found[1].upper() if found else ""
         if first in _ENDS:
-            raise self._denied(
-                "begin, commit or roll back: the library commits it together with the record of its step"
-            )
+            raise self.denied(ENDS)
         if first in _OF_SESSION:
-            raise self._denied(f"use {first}: the connection is used again. SET LOCAL ends with the transaction")
+            raise self.denied(f"use {first}: the connection is used again. SET LOCAL ends with the transaction")
         if _TEMPORARY.match(text):
-            raise self._denied("create temporary tables that outlive it. Add ON COMMIT DROP")
+            raise self.denied("create temporary tables that outlive it. Add ON COMMIT DROP")
         if (used := self._reserved.search(text)) is not None:
-            raise self.denied_table(text[used.end() :].strip(' "').partition(" ")[0])
+            raise self.denied_table(used[1])
 
     def denied_table(self, table: str) -> Exception:
         """Return the error for the use of a table of this library."""
-        name = re.sub(r"\W.*", "", table)
-        return self._denied(
-            f"use table {self._schema}.{name}: the schema {self._schema} is reserved for the tables of this library. "
+        return self.denied(
+            f"use table {self._schema}.{table}: the schema {self._schema} is reserved for the tables of this library. "
             "Use tables of another schema, and runner.get_run() to read a run"
         )
 
-    def _denied(self, what: str) -> Exception:
-        error: Exception = driver().errors.InsufficientPrivilege(f"{self._who} {what}")
+    def denied(self, what: str) -> Exception:
+        """Return the error for something that a function may not do."""
+        error: Exception = driver().errors.InsufficientPrivilege(f"transaction {self._name} may not {what}")
         return error
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Refuse further use."""
         self._thread = None
 
 
-class UserCursor:
-    """A cursor that ends with its transaction and does not lead to the connection of the library."""
+@cache
+def _classes() -> tuple[Any, Any]:
+    """Return the classes of the connections and cursors of functions, which psycopg and SQLAlchemy take for theirs."""
+    psycopg: Any = driver()
 
-    def __init__(self, raw: Any, transaction: UserTransaction) -> None:
-        self._cursor, self._transaction = raw, transaction
+    class UserCursor(psycopg.Cursor):  # type: ignore[misc]
+        """A cursor that ends with its transaction."""
 
-    @property
-    def connection(self) -> UserTransaction:
-        """What the function was called with."""
-        return self._transaction
+        def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+            self.connection.guard.check_query(query, self.connection)
+            return super().execute(query, params, **options)
 
-    def execute(self, query: Any, params: Any = None, **options: Any) -> UserCursor:
-        """Execute one statement; as `psycopg.Cursor.execute`."""
-        self._transaction._check_query(query)
-        self._cursor.execute(query, params, **options)
-        return self
+        def executemany(self, query: Any, params: Any, **options: Any) -> Any:
+            self.connection.guard.check_query(query, self.connection)
+            return super().executemany(query, params, **options)
 
-    def executemany(self, query: Any, params: Iterable[Any], **options: Any) -> UserCursor:
-        """Execute one statement for each of `params`; as `psycopg.Cursor.executemany`."""
-        self._transaction._check_query(query)
-        self._cursor.executemany(query, params, **options)
-        return self
+        def stream(self, query: Any, params: Any = None, **options: Any) -> Any:
+            self.connection.guard.check_query(query, self.connection)
+            return super().stream(query, params, **options)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _READS:
-            return UserTransaction.__getattr__(self._transaction, name)
-        self._transaction._check()
-        return getattr(self._cursor, name)
+        def copy(self, statement: Any, params: Any = None, **options: Any) -> Any:
+            self.connection.guard.check_query(statement, self.connection)
+            return super().copy(statement, params, **options)
 
-    def __iter__(self) -> Iterator[Any]:
-        while (row := self.fetchone()) is not None:
-            yield row
+        def fetchone(self) -> Any:
+            self.connection.guard.check()
+            return super().fetchone()
 
-    def __enter__(self) -> UserCursor:
-        return self
+        def fetchmany(self, size: int = 0) -> Any:
+            self.connection.guard.check()
+            return super().fetchmany(size)
 
-    def __exit__(self, *_: object) -> None:
-        self._cursor.close()
+        def fetchall(self) -> Any:
+            self.connection.guard.check()
+            return super().fetchall()
 
+    class UserTransaction(psycopg.Connection):  # type: ignore[misc]
+        """What `ctx.transaction` passes to its function: SQL inside the commit of the step's own record.
 
-_READS: Final = frozenset({
-    "fetchone", "fetchmany", "fetchall", "rowcount", "description", "rownumber", "statusmessage", "arraysize", "nextset",
-    "close", "closed", "setinputsizes",
-})  # fmt: skip
+        It is a second object for the library's connection, without prepared statements, whose names are of the first.
+        """
+
+        def __init__(self, raw: Any, guard: _Guard) -> None:
+            super().__init__(raw.pgconn)
+            self.guard, self.cursor_factory, self.prepare_threshold = guard, UserCursor, None
+
+        def __del__(self) -> None:
+            """It is not closed: the library uses the connection again."""
+
+        def cursor(self, name: str = "", **options: Any) -> Any:
+            self.guard.check()
+            if name:
+                raise self.guard.denied("use a cursor of the server: read the rows of a statement")
+            return super().cursor(name, **options)
+
+        def transaction(self, *args: Any, **options: Any) -> Any:
+            self.guard.check()
+            return super().transaction(*args, **options)
+
+        def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+            self.guard.check()
+            raise self.guard.denied(ENDS)
+
+        commit = rollback = close = cancel = cancel_safe = pipeline = notifies = __enter__ = _refuse
+        tpc_begin = tpc_prepare = tpc_commit = tpc_rollback = set_autocommit = set_isolation_level = _refuse
+
+    return UserTransaction, UserCursor
 
 
 def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -187,13 +192,13 @@ def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> An
         Exception: The connection was lost, or another transaction is the cause: the function is called again.
     """
     conn = tx.conn
-    handed = UserTransaction(name, conn.raw, conn.schema)
+    guard = _Guard(name, conn.schema)
     conn.run(_BEGIN)
     try:
         try:
-            result = fn(handed, *args)
+            result = fn(_classes()[0](conn.raw, guard), *args)
         finally:
-            handed._end()
+            guard.end()
         if conn.raw.info.transaction_status != _IN_TRANSACTION and not conn.is_broken:
             raise driver().errors.InFailedSqlTransaction(
                 f"a statement of transaction {brief(name)} failed, so PostgreSQL commits nothing of it. Let the "
@@ -201,7 +206,7 @@ def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> An
             )
         conn.run(_END)
         if (used := conn.execute(_USED, (conn.schema,)).fetchone()) is not None:
-            raise handed.denied_table(used[0])
+            raise guard.denied_table(used[0])
     except BaseException as error:
         if conn.is_broken or tx.engine.is_repeatable(error):
             raise
