@@ -170,6 +170,12 @@ def _classes() -> tuple[Any, Any]:
                 raise self.guard.denied("use a cursor of the server: read the rows of a statement")
             return super().cursor(name, **options)
 
+        def executemany(self, query: Any, params: Any, **options: Any) -> Any:
+            """Execute one statement for each of `params`; as on a cursor."""
+            cursor = self.cursor()
+            cursor.executemany(query, params, **options)
+            return cursor
+
         def transaction(self, *args: Any, **options: Any) -> Any:
             self.guard.check()
             return super().transaction(*args, **options)
