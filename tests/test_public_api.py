@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import pkgutil
@@ -211,3 +212,17 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_the_version_is_the_installed_one() -> None:
     assert importlib.import_module("importlib.metadata").version("agent-runtime-core") == agent_runtime_core.__version__
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["queue.RunQueue", "queue.RunTransitions", "events.EventBus", "state.StateStore", "persistence.DocumentStore"],
+)
+def test_a_docstring_for_authors_of_backends_names_what_they_can_import(name: str) -> None:
+    module = importlib.import_module(f"{ROOT}.{name.partition('.')[0]}")
+    backend = getattr(module, name.partition(".")[2])
+    texts = [backend.__doc__, *(each.__doc__ or "" for each in vars(backend).values())]
+    named = {each for text in texts for each in re.findall(r"`(\w+)\(|\b([A-Z]+_[A-Z_]+)\b", text)}
+    others = {"wake", "get", "find", "words", "keys", "count", "aclose"}  # arguments, and what `read` is asked for
+    known = {*module.__all__, *dir(backend), *dir(builtins), *others}
+    assert {one or other for one, other in named} - known == set()

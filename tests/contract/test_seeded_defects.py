@@ -29,6 +29,7 @@ from agent_runtime_core.testing.contracts import (
     queue_lists,
     queue_mailbox,
     queue_reads,
+    races,
     runs,
     runs_attempts,
     state,
@@ -1630,8 +1631,13 @@ async def test_several_objects_are_looked_at_where_a_second_one_can_be_opened() 
     for kit, make in ((events, TheirBus), (state, TheirStore)):
         with pytest.raises((AssertionError, LeaseLost)):
             await kit.check(make, again=lambda backend: type(backend)())
-    cases = {each for each in vars(concurrency).values() if "again" in getattr(each, "__annotations__", {})}
-    assert cases - {concurrency.opened} == {*queue.CASES.several, *events.CASES.several, *state.CASES.several}
+    every = {**vars(concurrency), **vars(races)}.values()
+    cases = {each for each in every if "again" in getattr(each, "__annotations__", {})}
+    assert cases - {concurrency.opened, races.opened_together} == {
+        *queue.CASES.several,
+        *events.CASES.several,
+        *state.CASES.several,
+    }
 
 
 @pytest.mark.parametrize("kit", [queue, events, state, runs], ids=lambda kit: kit.__name__.rpartition(".")[2])

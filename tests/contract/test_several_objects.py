@@ -13,13 +13,13 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.clock import RunClock
-from agent_runtime_core.testing.contracts import concurrency
+from agent_runtime_core.testing.contracts import events, queue, state
 from tests.support.storage import places
 
-MAKERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
-    "queue": (get_queue, concurrency.QUEUE),
-    "events": (get_event_bus, concurrency.EVENTS),
-    "state": (get_state_store, concurrency.STATE),
+MAKERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "queue": (get_queue, queue.CASES.several),
+    "events": (get_event_bus, events.CASES.several),
+    "state": (get_state_store, state.CASES.several),
 }
 CASES = [
     pytest.param(kind, concern, case, id=f"{kind}-{concern}-{case.__name__}", marks=marks)

@@ -703,12 +703,19 @@ def test_a_good_queue_conforms(tmp_path: Path) -> None:
     target = "tests.contract.third_party.their_queue:TheirQueue"
     done = process("conformance", target, "--agent-path", str(ROOT), "--case", "claim", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    passed, total = re.fullmatch(r"(\d+) of (\d+) queue tests passed", done.stdout.splitlines()[-1]).groups()  # type: ignore[union-attr]
+    *cases, of_objects, of_names, queues = done.stdout.splitlines()[1:]
+    passed, total = re.fullmatch(r"(\d+) of (\d+) queue tests passed", queues).groups()  # type: ignore[union-attr]
     assert passed == total != "0"
-    assert {line.split()[0] for line in done.stdout.splitlines()[1:-1]} == {"ok"}
+    assert {line.split()[0] for line in cases} == {"ok"}
+    assert re.fullmatch(
+        r"not run: \d+ tests with several objects, because no --option names a new store .*", of_objects
+    )
+    assert re.fullmatch(r"not run: \d+ tests without 'claim' in their name", of_names)
 
 
 BROKEN = """
+from agent_runtime_core.events import SQLiteEventBus
+from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
 
 PLACES = []
@@ -731,6 +738,15 @@ class InFile(SQLiteStateStore):
 
 def make(**options):
     return InMemoryStateStore(**options)
+
+
+class OfOneObject(InMemoryStateStore):
+    def __init__(self, path, **options):
+        super().__init__(**options)
+
+
+def three(path, **options):
+    return SQLiteQueue(path, **options), SQLiteEventBus(path, **options), SQLiteStateStore(path, **options)
 """
 
 
@@ -751,6 +767,7 @@ def test_a_broken_store_does_not_conform(broken: str, capsys: pytest.CaptureFixt
     told = run.json("conformance", f"{broken}:Forgetful")
     assert (told["contract"], told["failed"]) == ("state", len(failed))
     assert all(each["error"] for each in told["cases"] if each["outcome"] == "failed")
+    assert "tests of whole runs, because other tests failed" in [each["what"] for each in told["not_run"]]
 
 
 def test_a_document_store_conforms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -773,9 +790,42 @@ def test_options_of_a_backend(broken: str, capsys: pytest.CaptureFixture[str]) -
     assert run("conformance", f"{broken}:make", "--contract", "state", "--case", "checkpoint")[0] == 0
 
 
+def test_objects_that_share_nothing_do_not_conform(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("conformance", f"{broken}:OfOneObject", "--option", "path={tmp}/a.db")
+    told = Commands(capsys).json(*arguments, "--case", "opened_again")
+    assert [(each["outcome"], each["contract"]) for each in told["cases"]] == [("failed", "state")]
+    assert "after the first object was closed" in told["cases"][0]["error"]
+    assert not any("several objects" in each["what"] for each in told["not_run"])
+    assert Commands(capsys)(*arguments, "--case", "through_both")[0] == 1
+
+
+def test_whole_runs_of_a_function_that_opens_three_backends(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = Commands(capsys)(
+        "conformance", f"{broken}:three", "--contract", "runs", "--option", "path={tmp}/a.db", "--case", "by_another"
+    )
+    assert (code, err) == (0, ""), out
+    assert "4 of 4 runs tests passed" in out, "two of them with a second set of objects"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{tmp}/a.db", "memory://", pytest.param("", marks=pytest.mark.redis)])
+def test_a_url_conforms(url: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    url = url or f"{request.getfixturevalue('redis_url')}-{{n}}"
+    for case in ("opened_again", "superseded", "together", "by_another"):
+        code, out, err = Commands(capsys)("conformance", url, "--case", case)
+        assert (code, err) == (0, ""), out
+    assert re.search(r"not run: \d+ tests of a document store, because its class must be named", out)
+    assert "4 of 4 runs tests passed" in out
+    one = Commands(capsys).json("conformance", url, "--case", "opened_again", "--contract", "events")
+    assert [each["contract"] for each in one["cases"]] == ["events"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["sqlite:///a.db"], "URL must contain {tmp} or {n}, so that each test has an empty store"),
+        (["sqlite:///{tmp}/a.db", "--option", "a=1"], "--option must be used with a class"),
+        (["sqlite:///{tmp}/a.db", "--contract", "llm"], "must be one of queue, events, state, runs, got llm"),
+        (["nowhere://{n}"], "store URL must be memory://"),
         (["{m}:make"], "--contract must be used with a function"),
         (["{m}:Forgetfull"], "has no 'Forgetfull'. Did you mean 'Forgetful'?"),
         (["{m}:PLACES"], "--contract must be used with a function"),

@@ -28,6 +28,7 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.persistence import PersistenceManager, get_persistence_manager, open_document_store
 from agent_runtime_core.queue import RunFilter, get_queue
 from agent_runtime_core.registry import Registry
+from tests.support.command_line import Commands
 
 REPOSITORY = Path(__file__).parents[2]
 Install = Callable[..., Path]
@@ -46,6 +47,12 @@ class Notes:
         self.opened.append((url, max_retries))
         path = url.removeprefix("notes://")
         return SQLiteQueue(path, max_retries=max_retries), SQLiteEventBus(path), SQLiteStateStore(path)
+
+class Clocked(Notes):
+    def open(self, url, *, max_retries, clock=None):
+        more = {} if clock is None else {"clock": clock}
+        path = url.partition("://")[2]
+        return SQLiteQueue(path, max_retries=max_retries, **more), SQLiteEventBus(path), SQLiteStateStore(path, **more)
 
 class NotesAndDocuments(Notes):
     def open_documents(self, url):
@@ -71,7 +78,7 @@ class WrongDocuments(Notes):
     def open_documents(self, url):
         return {}
 
-store, stored = Notes(), NotesAndDocuments()
+store, stored, clocked = Notes(), NotesAndDocuments(), Clocked()
 down, two, swapped, later, wrong = Down(), Two(), Swapped(), Later(), WrongDocuments()
 """
 
@@ -270,3 +277,13 @@ def test_the_commands_take_the_url_of_a_package_that_pip_has_installed(tmp_path:
     assert "notes:// of the package their_notes 1.2" in output, output
     assert "'broken' of the package their_notes 1.2 must be importable" in output, output
     assert "'sqlite' of the package their_notes 1.2 is not used" in output, output
+
+
+@pytest.mark.parametrize("target", ["store", "clocked"])
+def test_the_conformance_tests_open_an_installed_url(
+    target: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("theirs", {"notes": f"theirs:{target}"})
+    for case in ("delayed_run", "wall_clocks", "through", "crashed_process", "status"):
+        code, out, err = Commands(capsys)("conformance", "notes://{tmp}/a.db", "--case", case)
+        assert (code, err) == (0, ""), out

@@ -44,6 +44,20 @@ class NotApplied(Exception):
     """Raised by a replay: this write was not applied before."""
 
 
+class Batch(NamedTuple):
+    """Applies commits of one shape, at most one for each run, with as few statements as possible.
+
+    `apply(engine, requests)` is a generator. It yields a list of statements with their values, and gets a list with the
+    rows of each, once they are committed. It sets `result` of each request that it has applied, and returns the others,
+    of which it must have stored nothing. The engine applies those by the operations themselves.
+    """
+
+    apply: Callable[[Any, Sequence[Any]], Any]
+    #: Whether a request is of the usual kind that `apply` is for. Others are applied by the operations, in their turn.
+    fits: Callable[[Any], bool]
+    topics: frozenset[str] = frozenset()  # whose listeners are woken after the commit
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class OperationSet:
     r"""The operations of one component (queue, events, state, documents) for an engine.
@@ -69,6 +83,14 @@ class OperationSet:
     #: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there is too much to
     #: read for the event loop. To hand a read to a thread takes ten times as long as such a read.
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    #: On a `ThreadedEngine`: functions of reads that execute one statement, and so need no transaction.
+    one_statement: frozenset[Callable[..., Any]] = frozenset()
+    #: On a `ThreadedEngine`: what applies many commits of one shape with one statement, by the names of their
+    #: operations without repeats. See `Batch`.
+    batches: Mapping[tuple[str, ...], Batch] = field(default_factory=dict)
+    #: On a `ThreadedEngine`: `lock(tx, requests)` locks the rows that these requests will lock, in an order that is the
+    #: same in every process. It is called before the first of them is applied.
+    lock: Callable[[Any, Sequence[Any]], None] | None = None
 
 
 def always(*args: Any) -> bool:

@@ -43,7 +43,9 @@ class CommitRequest:
     It is its own awaitable: a coroutine and a future around it would cost each commit two objects and two frames.
     """
 
-    __slots__ = ("done", "error", "executor", "future", "guard", "loop", "ops", "resolved", "result", "timed_out")
+    __slots__ = (
+        "done", "error", "executor", "future", "guard", "loop", "ops", "repeats", "resolved", "result", "timed_out",
+    )  # fmt: skip
 
     def __init__(self, guard: Guard | None, ops: Sequence[Op], executor: CommitExecutor | None = None) -> None:
         self.guard: Guard | None = guard
@@ -55,6 +57,7 @@ class CommitRequest:
         self.future: asyncio.Future[None] | None = None
         self.done: threading.Event | None = None
         self.timed_out: bool = False
+        self.repeats: bool = False  # whether it may have been applied before, without a reply
         self.resolved: bool = False  # set on the loop, after `result` or `error`
 
     def outcome(self) -> list[Any]:

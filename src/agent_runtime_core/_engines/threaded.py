@@ -12,16 +12,17 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final
 
 from .._core.clock import Clock
 from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
-from ..errors import LeaseLost, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Guard, NotApplied, Op, OperationSet, moved
+from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, moved
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import SharedEngine
 
@@ -40,12 +41,14 @@ class ThreadedTx:
         engine: The engine.
         conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
         notified: The topics whose listeners are woken after the commit.
+        repeats: Whether the operation may have been applied before, in a commit whose reply was lost.
     """
 
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
         self.conn: Any = conn
         self.notified: set[str] = set()
+        self.repeats: bool = False
 
     def notify(self, topic: str) -> None:
         """Wake the listeners of a topic after the commit."""
@@ -89,7 +92,10 @@ class ThreadedEngine(SharedEngine):
         self.operations: dict[str, Callable[..., Any]] = {}
         self.replays: dict[str, Callable[..., Any]] = {}
         self.fences: list[Callable[[Any, str], str | None]] = []
+        self.batches: dict[tuple[str, ...], Batch] = {}
+        self.locks: list[Callable[[Any, Sequence[CommitRequest]], None]] = []
         self.not_repeatable: frozenset[str] = frozenset()
+        self._one_statement: frozenset[Callable[..., Any]] = frozenset()
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
@@ -170,8 +176,12 @@ class ThreadedEngine(SharedEngine):
         self.operations.update(operation_set.operations)
         self.replays.update(operation_set.replays)
         self.not_repeatable |= operation_set.not_repeatable
+        self._one_statement |= operation_set.one_statement
+        self.batches.update(operation_set.batches)
         if operation_set.fence is not None:
             self.fences.append(operation_set.fence)
+        if operation_set.lock is not None:
+            self.locks.append(operation_set.lock)
         self._added.add(operation_set.name)
 
     # -- for callers
@@ -302,12 +312,13 @@ class ThreadedEngine(SharedEngine):
         until, pause = time.monotonic() + self.timeout, _PAUSE
         while True:
             error = self._tried(session, batch)
-            if error is None:
+            batch = [request for request in batch if request.result is None and request.error is None]
+            if error is None or not batch:
                 return
-            for request in batch:
-                request.result = request.error = None
             if self.is_lost(error):
                 session.drop()
+                for request in batch:
+                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
@@ -334,35 +345,95 @@ class ThreadedEngine(SharedEngine):
         )
 
     def _tried(self, session: _Session, batch: list[CommitRequest]) -> BaseException | None:
-        """Apply a group in one transaction; return the error for which none of it is stored."""
+        """Apply a group; return the error for which those without an outcome are not stored."""
+        topics = set[str]()
         try:
-            topics = self.apply_together(session.connection(), batch)
+            conn = session.connection()
+            for shape, part in self._parts(batch):
+                left = part if shape is None else self._apply_batches(conn, part, topics)
+                if left and not self._apply_together(conn, left, topics):
+                    return _OneFailed()
         except Exception as error:  # noqa: BLE001 - of the driver; `_commit` decides what follows
             session.roll_back()
             return error
-        if topics is None:
-            return _OneFailed()
-        if topics:
-            self.wake(topics)
-            self.notify_others(topics)
+        finally:
+            if topics:
+                self.wake(topics)
+                self.notify_others(topics)
         return None
 
-    def apply_together(self, conn: Any, batch: Sequence[CommitRequest]) -> set[str] | None:
-        """Apply a group in one transaction, and return the topics whose listeners to wake.
-
-        None: one of several requests has failed, and nothing is stored.
-        """
-        tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+    def _parts(self, batch: Sequence[CommitRequest]) -> list[tuple[bool | None, list[CommitRequest]]]:
+        """Return the requests in parts, in their order: those that batches apply, at most one for a run, and others."""
+        parts: list[tuple[bool | None, list[CommitRequest]]] = []
+        keys = set[object]()
         for request in batch:
-            if not self._apply(tx, request):
-                self.roll_back(conn)
-                return set() if len(batch) == 1 else None  # its error is its outcome
-        self.end(conn)
-        return tx.notified
+            found = self.batches.get(self._shape(request))
+            is_batched = (not request.repeats and found is not None and found.fits(request)) or None
+            named = {_run_of(op) for op in request.ops} if is_batched else set()
+            if not parts or parts[-1][0] is not is_batched or not keys.isdisjoint(named):
+                parts.append((is_batched, []))
+                keys.clear()
+            parts[-1][1].append(request)
+            keys |= named - {None}
+        return parts
+
+    @staticmethod
+    def _shape(request: CommitRequest) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([name for name, _ in request.ops]))
+
+    def _apply_batches(self, conn: Any, requests: Sequence[CommitRequest], topics: set[str]) -> list[CommitRequest]:
+        """Apply requests by their batches, in one transaction, and return those that were left alone."""
+        started_batches = [
+            (batch, batch.apply(self, part), part)
+            for batch, part in _consecutive((self.batches[self._shape(request)], request) for request in requests)
+        ]
+        wanted = [next(steps) for _, steps, _ in started_batches]
+        keys = sorted({request.guard.key for request in requests if request.guard is not None})
+        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
+        left = list[CommitRequest]()
+        for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
+            mine, rows = rows[: len(statements)], rows[len(statements) :]
+            try:
+                steps.send(mine)
+            except StopIteration as end:
+                left += end.value
+                if len(end.value) < len(part):
+                    topics |= batch.topics
+        return left
+
+    def execute_batch(
+        self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
+    ) -> list[list[Any]]:
+        """Execute statements in one transaction, and return the rows of each. Needed for operation sets with batches.
+
+        All transactions must lock the rows of runs in one order. So several statements need a lock of `keys`, the runs
+        of their claims, before the first one. Each statement must leave alone what it may not change: a run whose claim
+        is another, and a store with `MARK`.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
+
+    def _apply_together(self, conn: Any, batch: Sequence[CommitRequest], topics: set[str]) -> bool:
+        """Apply a group in one transaction. False: one of several requests has failed, and nothing is stored."""
+        tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
+        try:
+            for lock in self.locks:
+                lock(tx, batch)
+            for request in batch:
+                if not self._apply(tx, request):
+                    self.roll_back(conn)
+                    if len(batch) > 1:
+                        _forget(batch)
+                    return len(batch) == 1  # its error is its outcome
+            self.end(conn)
+        except BaseException:
+            _forget(batch)
+            raise
+        topics |= tx.notified
+        return True
 
     def _apply(self, tx: Any, request: CommitRequest) -> bool:
         """Apply one request; False if it failed where it may have written."""
-        guard = request.guard
+        guard, tx.repeats = request.guard, request.repeats
         try:
             if guard is not None and tx.fenced(guard.key) != guard.token:
                 request.result, request.error = self._replayed(tx, guard, request.ops)
@@ -411,9 +482,12 @@ class ThreadedEngine(SharedEngine):
         while True:
             try:
                 conn = session.connection()
-                self.begin(conn, writes=False)
-                result, error = fn(conn, *args), None
-                self.end(conn)
+                if fn in self._one_statement:
+                    result, error = fn(conn, *args), None
+                else:
+                    self.begin(conn, writes=False)
+                    result, error = fn(conn, *args), None
+                    self.end(conn)
                 break
             except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
                 error = failure
@@ -445,6 +519,25 @@ class ThreadedEngine(SharedEngine):
                 self._reads.put(None)
         for thread in threads:
             thread.join(self.timeout)
+
+
+def _run_of(op: Op) -> object:
+    """Return the id of the run that an operation names first, None without one."""
+    first = op.args[0] if op.args else None
+    return first if isinstance(first, str) else getattr(first, "run_id", None)
+
+
+def _consecutive(requests: Iterable[tuple[Batch, CommitRequest]]) -> Iterator[tuple[Batch, list[CommitRequest]]]:
+    """Yield groups of requests of one shape, so that all are applied in the order of the calls."""
+    for _, group in groupby(requests, key=lambda each: id(each[0])):
+        pairs = list(group)
+        yield pairs[0][0], [request for _, request in pairs]
+
+
+def _forget(batch: Sequence[CommitRequest]) -> None:
+    """Remove the outcomes of requests whose transaction was not committed."""
+    for request in batch:
+        request.result = request.error = None
 
 
 class _OneFailed(Exception):

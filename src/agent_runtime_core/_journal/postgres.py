@@ -14,7 +14,7 @@ from .record import Record, has_outcome, is_duplicate_end
 
 _COLUMNS = ", ".join(Record._fields)
 _OF_RUN = "FROM arc_journal WHERE run_id = ?"
-_LAST = f"SELECT {_COLUMNS} {_OF_RUN} ORDER BY seq DESC LIMIT 1"
+_NEWEST = f"SELECT coalesce(max(seq), -1) {_OF_RUN}"
 _ENDING = f"SELECT {_COLUMNS} {_OF_RUN} AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
 _RECORD = f"SELECT {_COLUMNS} {_OF_RUN} AND seq = ?"
 _RECORDS = f"SELECT {_COLUMNS} {_OF_RUN} AND seq > ? ORDER BY seq"
@@ -22,8 +22,13 @@ _HEAD = (
     f"SELECT greatest(coalesce((SELECT ev + nev {_OF_RUN} ORDER BY seq DESC LIMIT 1), 0),"
     " coalesce((SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1), 0))"
 )
-_INSERT = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
-_LOCK = "SELECT 1 FROM arc_runs WHERE run_id = ? FOR NO KEY UPDATE"
+_INSERT_COPIED = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
+# The concurrency key of a run is locked before its row; see `queue/postgres.py`.
+_LOCK = (
+    "WITH of_group AS MATERIALIZED (SELECT CASE WHEN lane IS NOT NULL THEN"
+    " pg_advisory_xact_lock(hashtextextended(lane || chr(2) || tenant, 2))::text END FROM arc_runs WHERE run_id = ?)"
+    " SELECT 1 FROM of_group, arc_runs r WHERE r.run_id = ? FOR NO KEY UPDATE OF r"
+)
 _LOCK_NO_ROW = "SELECT pg_advisory_xact_lock(hashtextextended(?, 3))"
 _REWRITE = (
     "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ?"
@@ -55,7 +60,7 @@ def lock_log(tx: PostgresTx, run_id: str) -> None:
     """Keep other transactions from giving event numbers of this run, or topic, before this one ends."""
     if run_id in tx.logs or tx.rows.get(run_id) is not None:
         return
-    if tx.execute(_LOCK, (run_id,)).fetchone() is None:
+    if tx.execute(_LOCK, (run_id, run_id)).fetchone() is None:
         tx.execute(_LOCK_NO_ROW, (run_id,))
     tx.logs.add(run_id)
 
@@ -76,14 +81,15 @@ def next_sequence(tx: PostgresTx, run_id: str) -> int:
 def append(tx: PostgresTx, run_id: str, record: Record) -> int:
     """Append a record and return its position; see the operation of SQLite."""
     ev = next_sequence(tx, run_id)
+    if record.seq < 0 and is_duplicate_end(record, last := ending(tx, run_id)):
+        assert last is not None
+        return last.seq
+    newest = tx.execute(_NEWEST, (run_id,)).fetchone()[0]
     if record.seq < 0:
-        if is_duplicate_end(record, last := ending(tx, run_id)):
-            assert last is not None
-            return last.seq
-        newest = _one(tx.execute(_LAST, (run_id,)))
-        record = record._replace(seq=0 if newest is None else newest.seq + 1)
-    if not tx.execute(_INSERT, (run_id, *record[:17], ev, record.nev)).rowcount:
+        record = record._replace(seq=newest + 1)
+    elif record.seq <= newest:
         return applied(tx, run_id, record)
+    tx.execute(_INSERT_COPIED, (run_id, *record[:17], ev, record.nev))
     tx.counters[run_id] = ev + record.nev
     if record.nev:
         tx.notify("events")
@@ -152,7 +158,7 @@ def copy(tx: PostgresTx, run_id: str, records: Sequence[Record]) -> None:
     """Append records of another store, with their positions and event numbers, unless they are stored."""
     tx.counters.pop(run_id, None)
     for record in records:
-        tx.execute(_INSERT, (run_id, *record))
+        tx.execute(_INSERT_COPIED, (run_id, *record))
 
 
 def delete(tx: PostgresTx, run_id: str) -> None:

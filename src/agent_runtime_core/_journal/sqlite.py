@@ -64,8 +64,12 @@ _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
-_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
-_INSERT_COPIED = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
+_INSERT_COPIED = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (id) DO NOTHING"
+# Unless the run has a later record.
+_INSERT = (
+    "INSERT INTO arc_journal SELECT ?1,?2,?3,?4,?5,?6,?7,?8 WHERE NOT EXISTS"
+    f" (SELECT 1 FROM arc_journal WHERE id > ?1 AND id < (?1 / {_POSITIONS} + 1) * {_POSITIONS})"
+)
 # The first record of most runs, whose row is known: one statement instead of one for each number.
 _INSERT_FIRST = (
     f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ? + {_OF_ROWS}) * {_POSITIONS}, ?, ?, ?, ?,"
@@ -199,7 +203,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     """Append a record and return its position.
 
     A record at the same position by the same claim is the same record and is not appended again. Neither is a second
-    end of a generation without a claim.
+    end of a generation without a claim. A free position before the last record is refused: its claim is superseded.
     """
     if record.seq < 0:
         if is_duplicate_end(record, last := ending(tx, run_id)):
@@ -231,7 +235,9 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             values = run_id, row.arrival, kind, name, result, body, run_id, nev, crc
             tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
         else:
-            tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
+            cells = _first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc
+            if not tx.execute(_INSERT, cells).rowcount:
+                return applied(tx, run_id, record)
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:

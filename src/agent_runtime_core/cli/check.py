@@ -16,7 +16,7 @@ from ..runner.resume_check import FAILS, MISMATCH, RESUMES, UNKNOWN, check_resum
 from ..runner.runner import AgentRunner
 from ..status import TERMINAL
 from .app_loader import agents_of
-from .output import only_errors_logged, print_columns, print_json, print_line, prints_on_stderr
+from .output import only_logged, print_columns, print_json, print_line, prints_on_stderr
 from .store import existing_store, refuse_url, require_run, rows_of
 
 _AT_ONCE = 16  # runs that are replayed concurrently, as a worker would
@@ -26,7 +26,7 @@ _RESUMABLE = tuple(each for each in TERMINAL if each != "succeeded")
 
 async def check(args: Namespace) -> int:
     """Replay each live run; print those that cannot resume, and return 1 if there is one."""
-    with only_errors_logged(), prints_on_stderr():
+    with only_logged(), prints_on_stderr():
         found = agents_of(args.target, args.agent_path)
         if isinstance(found, AgentRunner):
             refuse_url(args)

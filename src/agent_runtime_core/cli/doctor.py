@@ -27,7 +27,7 @@ from ..registry import Registry
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.runner import AgentRunner
 from ..status import RunStatus
-from .output import human_size, only_errors_logged, print_columns, print_json, print_line
+from .output import human_size, only_logged, print_columns, print_json, print_line
 from .store import display_name, open_store, require_file, rows_of
 
 OK: Final = "ok"
@@ -144,7 +144,7 @@ _NAMED: Final = 5  # runs that a finding names
 async def doctor(args: Namespace) -> int:
     """Print one line for each check; return 1 if there is an error."""
     settings: list[dict[str, Any]] = []
-    with only_errors_logged():
+    with only_logged():
         findings = [*_versions(), *_schemes(), *_unknown_variables(os.environ)]
         try:
             settings = _settings(os.environ)

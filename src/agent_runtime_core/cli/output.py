@@ -95,11 +95,11 @@ class LogFormatter(logging.Formatter):
 
 
 @contextlib.contextmanager
-def only_errors_logged() -> Iterator[None]:
-    """Log only errors of this library inside the block, because the command itself reports the rest."""
+def only_logged(level: int = logging.ERROR) -> Iterator[None]:
+    """Log only records of this level inside the block, because the command itself reports the rest."""
     logger = logging.getLogger("agent_runtime_core")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(level)
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ _LOG_FORMATS: Final = ("text", "json")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 CONTRACTS: Final = (
     "queue", "events", "state", "llm", "documents", "audit", "conversations", "knowledge", "memory", "preferences",
-    "tasks",
+    "tasks", "runs",
 )  # fmt: skip
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -480,11 +480,14 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
     conforming = _command(
-        commands, "conformance", ".conformance:conformance", "run the conformance tests for a custom backend class",
+        commands, "conformance", ".conformance:conformance", "run the conformance tests for a store or a backend class",
         "conformance my_backends.queue:MyQueue --option path={tmp}/queue.db", [plain],
-        "Run the conformance tests for a custom backend class. Each test creates new and empty backends.",
+        "Run the conformance tests for a store URL or a custom backend class. Each test creates new and empty "
+        "backends. Some tests open further objects on the same store.",
     )  # fmt: skip
-    conforming.add_argument("target", metavar="module:Class", help="the class, or a function that returns a backend")
+    conforming.add_argument("target", metavar="TARGET",
+                            help="a store URL, a class as module:Class, or a function that returns a backend; "
+                            "{tmp} and {n} in a URL as for --option")  # fmt: skip
     _add_agent_path(conforming)
     conforming.add_argument("--contract", choices=CONTRACTS, metavar="NAME",
                             help=f"tests to run: {', '.join(CONTRACTS)}; default: those of its base class")  # fmt: skip

@@ -94,6 +94,7 @@ CONCERN = OperationSet(
         COPY: _any(copy), _REPORT: report,
     },
     {PUBLISH: published},
+    one_statement=frozenset({readers, ids}),
 )  # fmt: skip
 
 

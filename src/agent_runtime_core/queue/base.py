@@ -457,7 +457,7 @@ class RunQueue(Backend):
             insert: Whether to store the run if it is new.
             reopen: Whether to begin a new generation if it ended without success.
             wait: If another run with its concurrency key is active, store this one behind it. It keeps its place for
-                `INLINE_RESERVATION` seconds, so the caller must take it again before that.
+                5 seconds, so the caller must take it again before that.
 
         Returns:
             ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row) with another agent or

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import compress
 from operator import ne
 from typing import Any, ClassVar
 
 from .._core.codec.json import encode
+from .._core.ids import ULID_RANDOM_LENGTH
 from .._engines.backend import OperationSets, Reads
+from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
@@ -23,6 +27,7 @@ from .transitions import RunTransitions, operation_set
 
 DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
 _N = COLUMNS.index("n")
+_NAMING = ("queue.", "journal.", "events.", "state.", "fence.")  # operations whose first argument may be a run id
 _STORED = tuple(name for name in COLUMNS if name != "n")
 _GROUP = "hashtextextended(?::text || chr(2) || ?::text, 2)"
 _LOCK_GROUP = f"SELECT pg_advisory_xact_lock({_GROUP})"
@@ -35,6 +40,14 @@ _LOCKED = (
     f" SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM of_group, arc_runs r WHERE r.run_id = ?"
     " FOR NO KEY UPDATE OF r"
 )
+# The same for all runs of a transaction: the keys by their numbers, then the rows by their ids.
+_LOCKED_TOGETHER = (
+    "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT hashtextextended(lane || chr(2)"
+    " || tenant, 2) AS key FROM arc_runs WHERE run_id = ANY(?) AND lane IS NOT NULL UNION SELECT"
+    " hashtextextended(lane || chr(2) || tenant, 2) FROM unnest(?::text[], ?::text[]) AS g (lane, tenant)"
+    f" ORDER BY 1) k) SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM keys, arc_runs r"
+    " WHERE r.run_id = ANY(?) ORDER BY r.run_id FOR NO KEY UPDATE OF r"
+)
 _BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _INSERT = f"INSERT INTO arc_runs ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"
 _INSERT_COPIED = f"INSERT INTO arc_runs ({ALL}) VALUES ({', '.join('?' * len(COLUMNS))})"
@@ -43,6 +56,10 @@ _DUE = (
     " ORDER BY priority DESC, n LIMIT ? FOR NO KEY UPDATE SKIP LOCKED"
 )
 _MAKE_READY = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n = ANY(?)"
+_CLAIMED_BEFORE = (
+    f"SELECT {ALL} FROM arc_runs WHERE status = 'running' AND right(claim_id, {ULID_RANDOM_LENGTH}) = ANY(?)"
+    " ORDER BY run_id FOR NO KEY UPDATE"
+)
 _CLAIMED = "status = 'running' AND origin = '' AND lease_until < ?"
 _READY = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0"
 _OF = "agent = ANY(?)"
@@ -57,9 +74,11 @@ _LAPSED = (
     f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
 )
 _BEAT = (
-    "WITH w AS (SELECT * FROM unnest(?::text[], ?::text[]) AS w (run_id, claim_id))"
-    " UPDATE arc_runs r SET lease_until = ? FROM w WHERE r.run_id = w.run_id AND r.claim_id = w.claim_id"
-    " AND r.status = 'running' RETURNING r.run_id, r.claim_id, r.cancel_at"
+    "WITH w AS MATERIALIZED (SELECT r.run_id, r.claim_id FROM arc_runs r"
+    " JOIN unnest(?::text[], ?::text[]) AS w (run_id, claim_id) USING (run_id, claim_id)"
+    " WHERE r.status = 'running' ORDER BY r.run_id FOR NO KEY UPDATE OF r)"
+    " UPDATE arc_runs r SET lease_until = ? FROM w WHERE r.run_id = w.run_id"
+    " RETURNING r.run_id, r.claim_id, r.cancel_at"
 )
 
 
@@ -99,11 +118,22 @@ class PostgresTransitions(RunTransitions):
         return super().insert(row.with_values(due_at=self._due(row.due_at, row.updated_at)))
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        return super().claim(self._wanted(want))
+        return self.claim_applied(want) or super().claim(self._wanted(want))
+
+    def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
+        """Return what these tickets have claimed, if this is a repetition after a lost reply."""
+        if not self.tx.repeats:
+            return []
+        ends = [ticket[-ULID_RANDOM_LENGTH:] for ticket in want.tickets]
+        found = fetch(self.tx.execute(_CLAIMED_BEFORE, (ends,)))
+        self.tx.rows.update((row.run_id, row) for row in found)
+        return sorted(found, key=lambda row: ends.index(row.claim_id[-ULID_RANDOM_LENGTH:]))
 
     def take(
         self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
     ) -> tuple[str, RunRow | None]:
+        if found := self.claim_applied(want):
+            return ("claimed", found[0])
         return super().take(row, insert, reopen, self._wanted(want), wait)
 
     def settle(self, run_id: str, how: RunUpdate) -> RunRow:
@@ -264,6 +294,32 @@ def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
     return row.claim_id if row is not None and row.status == "running" else None
 
 
+def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
+    """Lock the keys and rows of the runs that these requests name, unless one statement does that anyway."""
+    named, renewed, groups, others = set[str](), set[str](), set[tuple[str, str]](), 0
+    for request in requests:
+        if request.guard is not None:
+            named.add(request.guard.key)
+        for name, args in request.ops:
+            first = args[0] if args else None
+            if isinstance(first, RunRow):
+                named.add(first.run_id)
+                if first.concurrency_key is not None:
+                    groups.add((first.concurrency_key, first.tenant))
+            elif name == "queue.beat":
+                renewed.update(run_id for run_id, _ in args[0])
+                others += 1
+            elif name == "queue.claim":  # it waits for no lock, but it keeps those that it gets
+                others += 1
+            elif isinstance(first, str) and name.startswith(_NAMING):
+                named.add(first)
+    # The worker's usual claim extends its leases first, in one statement.
+    if (named or (renewed and len(requests) > 1)) and len(named) + others > 1:
+        keys = [[group[index] for group in groups] for index in (0, 1)]
+        found = fetch(tx.execute(_LOCKED_TOGETHER, ([*named], *keys, [*(named | renewed)])))
+        tx.rows.update((row.run_id, row) for row in found)
+
+
 def _news(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
     rows = view.execute(
         "SELECT run_id, status, claim_id, mail_seq, cancel_at IS NOT NULL FROM arc_runs WHERE run_id = ANY(?)",
@@ -297,10 +353,20 @@ def _processes(view: PostgresConnection) -> list[ProcessRow]:
     return [row._replace(seen_at=wall + row.seen_at - now, alive_until=row.alive_until - now) for row in rows]
 
 
+_ONE_STATEMENT: frozenset[Callable[..., Any]] = frozenset({_get, _children, _mail, _news})
+
+
 class PostgresQueue(PostgresBackend, RunQueue):
     """A queue in a PostgreSQL database, shared by all processes that reach it."""
 
-    operation_sets: ClassVar[OperationSets] = (operation_set(PostgresTransitions, fence=_claim_of),)
+    operation_sets: ClassVar[OperationSets] = (
+        replace(
+            operation_set(PostgresTransitions, fence=_claim_of),
+            lock=_lock,
+            batches=BATCHES,
+            one_statement=_ONE_STATEMENT,
+        ),
+    )
 
     reads: ClassVar[Reads] = {
         "row": _get,

@@ -81,7 +81,7 @@ class RunRow(NamedTuple):
     parent_id: str | None = None  # the run that called this child run
     concurrency_key: str | None = None  # at most one live run of a key and tenant has `blocked` 0
     origin: str = ""  # "inline": only its own process or an explicit `take` may claim it; "": any worker
-    blocked: int = 0  # 0: may be claimed; QUEUED_BEHIND or SET_ASIDE: blocked by its concurrency key
+    blocked: int = 0  # 0: may be claimed; blocked by its concurrency key if 1 (queued) or 2 (set aside)
     status: str = "pending"
     generation: int = 1  # one more each time the run is reopened
     failures: int = 0  # attempts that failed

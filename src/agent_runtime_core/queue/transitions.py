@@ -50,9 +50,9 @@ _FORMER = {
 class RunTransitions(ABC):
     """The rows and mailboxes of a queue inside one open transaction.
 
-    To write a backend, subclass it: implement the abstract methods over your tables and return
-    `operation_set(YourTransitions)` from the backend. The methods below "the operations" are then complete; they are
-    the values of `Op("queue.insert", …)`, `Op("queue.claim", …)` and so on.
+    To write a backend, subclass it: implement the abstract methods over your tables, and have `commit` call the
+    functions of `operations(YourTransitions)` and `replays(YourTransitions)`. The methods below "the operations" are
+    then complete; they are the values of `Op("queue.insert", …)`, `Op("queue.claim", …)` and so on.
 
     What the abstract methods rely on:
 
@@ -61,7 +61,7 @@ class RunTransitions(ABC):
     * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
       `next_in_group` and `abandoned_inline` find rows.
     * A group is all rows of one `concurrency_key` and `tenant`. At most one live row of a group has `blocked` 0. While
-      no row has, those with `blocked` QUEUED_BEHIND are all delayed.
+      no row has, those with `blocked` 1 are all delayed. The value 2 is for rows that were set aside.
 
     Args:
         tx: The open transaction of the engine. It has `fence(key, token)` and `notify(topic)`.
@@ -118,7 +118,7 @@ class RunTransitions(ABC):
         If there are very many, it may change only those of the greatest priorities; later claims change the others.
 
         Returns:
-            The concurrency key and the tenant of each changed row whose `blocked` is QUEUED_BEHIND.
+            The concurrency key and the tenant of each changed row whose `blocked` is 1.
         """
 
     @abstractmethod
@@ -144,8 +144,7 @@ class RunTransitions(ABC):
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         """Return the row with that concurrency key and tenant that may be claimed next.
 
-        Of the rows with `blocked` QUEUED_BEHIND and `due_at` 0, it has the greatest priority, then the smallest
-        `arrival`.
+        Of the rows with `blocked` 1 and `due_at` 0, it has the greatest priority, then the smallest `arrival`.
         """
 
     @abstractmethod
@@ -161,7 +160,7 @@ class RunTransitions(ABC):
         """Store a message, whose `seq` is set, in the mailbox of a run."""
 
     def replace_contents(self, row: RunRow) -> None:
-        """Replace the `CONTENTS` of the stored row with the same `arrival`. By default `save` does it."""
+        """Replace input, digest, metadata, output and error of the stored row. By default `save` does it."""
         self.save(row)
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
@@ -309,6 +308,8 @@ class RunTransitions(ABC):
             candidate = row
         elif stored.run_id != row.run_id or (insert and (row.digest, row.tenant) != (stored.digest, stored.tenant)):
             return ("conflict", stored)
+        elif stored.status == "running" and stored.claim_id == want.tickets[0]:
+            return ("claimed", stored)  # by an earlier try, whose answer was lost
         elif stored.status == "running" and not self._has_ended(stored, want):
             return ("held", stored)
         elif stored.status in LIVE:
@@ -477,7 +478,7 @@ class RunTransitions(ABC):
         self.fence(run_id, None)
 
     def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
-        """Replace the `CONTENTS` of a run by the same contents, encoded in another way. It notifies no listener.
+        """Replace the contents of a run by the same contents, encoded in another way. It notifies no listener.
 
         Returns:
             "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if a live claim has it, and

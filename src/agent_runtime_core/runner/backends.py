@@ -176,8 +176,10 @@ def configured(
 _KINDS = {"queue": RunQueue, "event bus": EventBus, "state store": StateStore}
 
 
-def open_installed(url: str, *, max_retries: int, read_only: bool) -> tuple[RunQueue, EventBus, StateStore]:
-    """Open the queue, the event bus and the state store at `url`.
+def open_installed(
+    url: str, *, max_retries: int, read_only: bool, **options: Any
+) -> tuple[RunQueue, EventBus, StateStore]:
+    """Open the queue, the event bus and the state store at `url`. `options` are passed to the package.
 
     Raises:
         InvalidArgument: The package that has the scheme does not return three backends.
@@ -185,7 +187,7 @@ def open_installed(url: str, *, max_retries: int, read_only: bool) -> tuple[RunQ
     """
     found = load_scheme(url)
     try:
-        backends = found.opener.open(url, max_retries=max_retries)
+        backends = found.opener.open(url, max_retries=max_retries, **options)
     except AgentRuntimeError:
         raise
     except Exception as error:  # of the driver, for example that the server cannot be reached

@@ -303,7 +303,8 @@ class StateStore(Backend):
     * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
       large, may be left out if the `info` has a key "end".
     * "state" (run_id): a StateRow.
-    * "effects" (origin, key, digests): the rows of one effect, with that key or with `erased_key(key)`.
+    * "effects" (origin, key, digests): the rows of one effect. A store that erases runs also returns rows whose key it
+      has replaced by a digest.
     """
 
     payload_fields = FIELDS

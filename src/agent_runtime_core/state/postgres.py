@@ -10,6 +10,7 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx
 from .._journal import postgres as journal
 from .base import EffectRow, StateOperations, StateStore
+from .postgres_batches import BATCHES
 from .sqlite import _drop_lineage, _newest, _state, checkpoint, copy, drop, effect_keys, effects, put, rewrite, status
 
 _LOCK_EFFECT = "SELECT pg_advisory_xact_lock(hashtextextended(?::text || chr(2) || ?::text, 4))"
@@ -45,6 +46,8 @@ CONCERN = StateOperations(
         "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
         "state.rewrite": rewrite, "state.copy": copy,
     },
+    batches=BATCHES,
+    one_statement=frozenset({effect_keys, journal.records, journal.ending, _ids}),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ library writes them for SQLite too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -72,6 +72,22 @@ def _original(found: re.Match[str]) -> str:
     return "\0" if found[1] == "\1" else "\1"
 
 
+def unnested(table: str, *cells: str) -> str:
+    """Return a table of parameters; each column is `name type`."""
+    named = [cell.split(" ") for cell in cells]
+    arrays, names = (f"?::{kind}[]" for _, kind in named), (each for each, _ in named)
+    return f"unnest({', '.join(arrays)}) AS {table} ({', '.join(names)})"
+
+
+def columns(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Return the values of rows for `unnested`."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+#: What each statement of a batch requires.
+NOT_MOVED = "NOT EXISTS (SELECT 1 FROM arc_fences WHERE key = 'moved')"
+
+
 class Rows:
     """The rows of a statement."""
 
@@ -129,6 +145,18 @@ class PostgresConnection:
         while cursor.nextset():
             pass
         return cursor.fetchone() if cursor.description else None
+
+    def pipelined(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[list[Any]]:
+        """Execute statements as one transaction, in one round trip, and return the rows of each."""
+        if not statements:
+            return []
+        if len(statements) == 1:
+            return [self.execute(*statements[0]).fetchall()]
+        with self.raw.pipeline():
+            self.raw.execute("BEGIN")
+            found = [self.execute(*each) for each in statements]
+            self.raw.execute("COMMIT")
+        return [rows.fetchall() for rows in found]
 
     @property
     def in_transaction(self) -> bool:

@@ -34,6 +34,7 @@ _BEGIN: Final = (
     "SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT token FROM arc_fences WHERE key = 'moved')"
 )
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LOCK_RUNS: Final = "SELECT 1 FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
 _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
 NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
 _VERSIONS: Final = (
@@ -131,6 +132,15 @@ class PostgresEngine(ThreadedEngine):
     def roll_back(self, conn: PostgresConnection) -> None:
         if conn.in_transaction:
             conn.run("ROLLBACK")
+
+    def execute_batch(
+        self, conn: PostgresConnection, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
+    ) -> list[list[Any]]:
+        if self._unmigrated:
+            self._migrate(conn)
+        if len(statements) > 1 and keys:
+            return conn.pipelined([(_LOCK_RUNS, (keys,)), *statements])[1:]
+        return conn.pipelined(statements)
 
     # -- fences
 

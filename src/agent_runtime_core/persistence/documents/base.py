@@ -200,7 +200,7 @@ class DocumentStore(Backend):
     - `find(Query)` returns the documents of a query.
     - `words(space, kind, now)` returns (key, rank, words) of each document that has words.
 
-    A backend receives the words of an entry as `folded` returns them. A document that was deleted and is
+    A backend receives the words of an entry folded, separated by spaces. A document that was deleted and is
     stored again has version 1 again.
 
     Args:

@@ -181,6 +181,7 @@ CONCERN = OperationSet(
     "documents",
     {**document_operations(PostgresDocumentTransaction), "documents.delete": _delete, "documents.clear": _clear},
     document_replays(PostgresDocumentTransaction),
+    one_statement=frozenset({_get, _find, _words, _kinds}),
 )
 
 

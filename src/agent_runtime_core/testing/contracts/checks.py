@@ -6,12 +6,22 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from ..._engines.base import Backend
 
-PATIENCE = 20.0  # seconds that a case may take
+try:
+    import resource
+except ImportError:  # Windows
+    SWITCHES: int | None = None
+else:
+    SWITCHES = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
+
+PATIENCE = 20.0  # seconds that a case may take, without the calls of its backends
+LONGEST = 6  # times `PATIENCE` that it may take with these calls, because a loaded server answers late
+STALL = 0.01  # seconds for which a call may block the event loop
 TRIES = 5  # a short stall of the machine must not fail a case with a time limit
 SHOWN = 200  # characters of a value in a message
 BEFORE = 20  # characters shown before the first difference
@@ -19,6 +29,13 @@ FEW = 3  # differing fields in a message
 
 #: Methods that a backend overrides, which may also be coroutine functions there.
 OPEN = frozenset({"_heads", "close", "lease_now", "listen", "standing"})
+
+#: JSON that a store gets changed if it parses it: spaces, order, repeated keys, escapes, and numbers of other forms.
+CONTENTS = (
+    '{"bb":1,"a":[1,2]}',
+    ' {"a" : 1.0,"a":2} ',
+    '["\\u0000\\ud800\\u00e9\\/", 1E400, 1e2, 100000000000000000000.10, -0]',
+)
 
 C = TypeVar("C", bound=Callable[..., Awaitable[None]])
 S = TypeVar("S", bound="Closes")
@@ -32,11 +49,10 @@ class Closes(Protocol):
 
 @contextlib.asynccontextmanager
 async def opened(make: Callable[..., S], **options: Any) -> AsyncIterator[S]:
-    """Open a store that is closed at the end, for at most `PATIENCE` seconds."""
+    """Open a store that is closed at the end."""
     store = make(**options)
     try:
-        async with asyncio.timeout(PATIENCE):
-            yield store
+        yield store
     finally:
         await store.close()
 
@@ -74,28 +90,107 @@ class Cases(list[C]):
 
 
 def _checked(case: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Wrap a case: check the attribute names of its backends, and name the case when it times out."""
+    """Wrap a case: check the attribute names of its backends, limit its time, and name the case when it times out."""
 
     @functools.wraps(case)
     async def run(*makes: Callable[..., Any]) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            await case(*(functools.partial(_made, make) for make in makes))
-        except TimeoutError as error:
-            if loop.time() - began < PATIENCE:
-                raise  # a timeout of the backend
-            raise AssertionError(f"{case.__name__}: did not finish within {PATIENCE:g} s") from error
+        with _Limit() as limit:
+            try:
+                async with limit.timeout:
+                    await case(*(functools.partial(_made, limit, make) for make in makes))
+            except TimeoutError as error:
+                if not limit.is_over():
+                    raise  # a timeout of the backend
+                raise AssertionError(f"{case.__name__}: did not finish within {PATIENCE:g} s") from error
 
     return run
 
 
-def _made(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+def _made(limit: _Limit, make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     made = make(*args, **options)
     for each in made if isinstance(made, tuple) else (made,):
         if isinstance(each, Backend):
             hides_nothing(each)
+            limit.watch(each)
     return made
+
+
+class _Limit:
+    """The time limit of a case, which does not count the time in which a backend executes a call.
+
+    Attributes:
+        timeout: Ends the case.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._since = self._loop.time()
+        self._running = 0  # calls
+        self._waited = 0.0  # seconds in which a call was running, before `_since`
+        self._undo = contextlib.ExitStack()
+        self.timeout: asyncio.Timeout = asyncio.timeout(None)
+
+    def __enter__(self) -> _Limit:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._next.cancel()
+        self._undo.close()
+
+    def left(self) -> float:
+        """Return the seconds for which the case can go on, if no call begins."""
+        now = self._loop.time()
+        waited = self._waited + (now - self._since if self._running else 0.0)
+        return min(PATIENCE - (now - self._began - waited), LONGEST * PATIENCE - (now - self._began))
+
+    def is_over(self) -> bool:
+        return self.timeout.expired() or self.left() <= 0
+
+    def _check(self) -> None:
+        left = self.left()
+        if left <= 0:
+            self.timeout.reschedule(self._loop.time())
+        self._next = self._loop.call_later(max(left, 0.001), self._check)
+
+    def watch(self, backend: Backend) -> None:
+        """Count the calls of a backend until the case ends."""
+        for name in ("commit", "read", "_rows", "_head"):
+            if hasattr(backend, name):
+                self._replace(backend, name)
+        if hasattr(backend, "engine"):
+            self._replace(backend.engine, "commit")
+
+    def _replace(self, owner: Any, name: str) -> None:
+        own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
+        with contextlib.suppress(AttributeError):  # an object with slots
+            setattr(owner, name, self._counted(getattr(owner, name)))
+            self._undo.callback(*((delattr, owner, name) if own is None else (setattr, owner, name, own)))
+
+    def _counted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        async def awaited(call: Awaitable[Any]) -> Any:
+            self._count(1)
+            try:
+                return await call
+            finally:
+                self._count(-1)
+
+        @functools.wraps(fn)
+        async def later(*args: Any, **options: Any) -> Any:
+            return await awaited(fn(*args, **options))
+
+        @functools.wraps(fn)
+        def now(*args: Any, **options: Any) -> Any:
+            found = fn(*args, **options)
+            return awaited(found) if inspect.isawaitable(found) and not inspect.iscoroutine(found) else found
+
+        return later if inspect.iscoroutinefunction(fn) else now
+
+    def _count(self, change: int) -> None:
+        now = self._loop.time()
+        if self._running:
+            self._waited += now - self._since
+        self._since, self._running = now, self._running + change
 
 
 def hides_nothing(backend: Backend) -> None:
@@ -212,3 +307,64 @@ async def cancelled_while_it_writes(write: Callable[[int], Awaitable[Any]]) -> N
         writing.cancel()
         await asyncio.wait({writing})
         same(writing.cancelled(), True, f"whether a writer is cancelled after {iterations} loop iterations")
+
+
+async def keeps_the_loop_free(fill: Callable[[int], Awaitable[Any]], many: int, what: str) -> None:
+    """Check that a backend does not wait in the event loop. It is checked where the system tells why a thread paused.
+
+    Time in which the loop computes does not count, nor does time in which a loaded machine executes others. A wait
+    counts if it is most of the time in each of `TRIES` tries, because a thread of the backend may hold the interpreter.
+
+    Args:
+        fill: `fill(count)` writes that many items in one commit and reads them.
+        many: A count for which a server needs some time. One item is also written, ten times.
+        what: Names the items.
+    """
+    if SWITCHES is None:
+        return
+
+    async def one_by_one() -> None:
+        for _ in range(10):
+            await fill(1)
+
+    for call, how in ((one_by_one, "one by one"), (functools.partial(fill, many), f"{many:,} in one commit")):
+        for _ in range(TRIES):
+            longest, stalled, took = await _stalled(call)
+            if stalled < STALL or (longest < took / 2 and stalled < took * 0.8):
+                break
+        else:
+            raise AssertionError(
+                f"{what}, written and read {how}: must not block the event loop, got {stalled * 1000:.0f} ms in which "
+                "no other task ran. Wait in a thread, or use an asynchronous driver"
+            )
+
+
+def _switches() -> int:
+    """Return how often this thread has given up the processor to wait."""
+    switches: int = resource.getrusage(SWITCHES or 0).ru_nvcsw
+    return switches
+
+
+async def _stalled(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float]:
+    """Return the longest wait of the event loop during a call, all its waits, and the time of the call, in seconds."""
+    stalls = [0.0]
+
+    async def watch() -> None:
+        before, count = time.perf_counter() - time.thread_time(), _switches()
+        while True:
+            await asyncio.sleep(0)
+            now, switched = time.perf_counter() - time.thread_time(), _switches()
+            if switched != count:
+                stalls.append(now - before)
+            before, count = now, switched
+
+    watching = asyncio.ensure_future(watch())
+    await turns(2)
+    began = time.perf_counter()
+    try:
+        await call()
+        took = time.perf_counter() - began
+        await turns(2)
+    finally:
+        watching.cancel()
+    return max(stalls), sum(stalls), took

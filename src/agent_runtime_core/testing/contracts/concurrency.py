@@ -20,7 +20,7 @@ from ...queue.base import RunQueue
 from ...queue.records import RunFilter
 from ...state.base import StateStore
 from ..clock import VirtualClock
-from .checks import PATIENCE, Cases, refused, same
+from .checks import Cases, refused, same
 from .queue_fixtures import LEASE, add, claim_new, drain, names, one, settle
 
 B = TypeVar("B", RunQueue, EventBus, StateStore)
@@ -46,8 +46,7 @@ async def opened(first: B, again: Callable[[B], B] | None = None) -> AsyncIterat
     try:
         second = first if again is None else again(first)
         try:
-            async with asyncio.timeout(PATIENCE):
-                yield first, second
+            yield first, second
         finally:
             if second is not first:
                 await second.close()

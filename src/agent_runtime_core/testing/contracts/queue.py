@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .checks import Cases
-from .concurrency import QUEUE
 from .queue_concurrency_keys import CASES as LANES
 from .queue_enqueue import CASES as ENTERING
 from .queue_fixtures import Case, Make
@@ -18,6 +17,7 @@ from .queue_leases import CASES as LEASES
 from .queue_lists import CASES as LISTS
 from .queue_mailbox import CASES as MAIL
 from .queue_reads import CASES as READS
+from .races import QUEUE
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

@@ -13,7 +13,7 @@ from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...queue.base import RunQueue
 from ...queue.records import RowChanged, RunFilter, RunRow
 from ..clock import VirtualClock
-from .checks import TRIES, Cases, refused, same, turns
+from .checks import CONTENTS, TRIES, Cases, keeps_the_loop_free, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, claim_new, names, one, opened, settle
 
 CASES: Cases[Case] = Cases()
@@ -331,3 +331,30 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
         for tries in (0, "3", 1.5, None):
             with refused(InvalidArgument, f"a queue with max_retries={tries!r}"):
                 make(clock=VirtualClock(), max_retries=tries)
+
+
+@CASES
+async def contents_come_back_letter_by_letter(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for text in CONTENTS:
+            new = queue.new_row(None, "agent", {})._replace(input=text, metadata=text)
+            await queue.commits.commit(None, [Op("queue.insert", (new,))])
+            row = await one(queue, "w")
+            await queue.post(row.run_id, "signal", "go", text)
+            left = await settle(queue, row, "failed", output=text, error=text)
+            for what, each in (("read", await queue.require(row.run_id)), ("returned by a commit", left)):
+                found = (each.input, each.metadata, each.output, each.error)
+                same(found, (text,) * 4, f"input, metadata, output and error of a row {what}")
+            same([mail.payload for mail in await queue.mail(row.run_id)], [text], "a message")
+
+
+@CASES
+async def the_event_loop_goes_on_while_a_commit_waits(make: Make) -> None:
+    async with opened(make) as (queue, _):
+
+        async def fill(count: int) -> None:
+            rows = [queue.new_row(None, "agent", {}) for _ in range(count)]
+            await queue.commits.commit(None, [Op("queue.insert", (row,)) for row in rows])
+            await queue.find(RunFilter())
+
+        await keeps_the_loop_free(fill, 200, "runs")

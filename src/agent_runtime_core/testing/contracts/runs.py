@@ -257,6 +257,10 @@ async def two_processes(make: Make, again: Again) -> AsyncIterator[tuple[Bench, 
         yield first, second
 
 
+PROCESSES: Cases[Callable[[Make, Again], Awaitable[None]]] = Cases()
+
+
+@PROCESSES
 async def a_run_of_one_process_is_executed_by_another(make: Make, again: Again) -> None:
     async with two_processes(make, again) as (first, second):
         log: list[str] = []
@@ -278,6 +282,7 @@ async def a_run_of_one_process_is_executed_by_another(make: Make, again: Again) 
         same(await first.event_types(run_id), await second.event_types(run_id), "the events that both processes read")
 
 
+@PROCESSES
 async def a_run_of_a_crashed_process_is_resumed_by_another(make: Make, again: Again) -> None:
     async with two_processes(make, again) as (first, second):
         log: list[str] = []
@@ -314,12 +319,10 @@ async def a_run_of_a_crashed_process_is_resumed_by_another(make: Make, again: Ag
             await bench.ended(run_id, "succeeded", 2)
 
 
-PROCESSES: tuple[Callable[[Make, Again], Awaitable[None]], ...] = (
-    a_run_of_one_process_is_executed_by_another,
-    a_run_of_a_crashed_process_is_resumed_by_another,
-)
+SEPARATE: Cases[Callable[[Make, Again], Awaitable[None]]] = Cases()
 
 
+@SEPARATE
 async def separate_objects_run_or_are_refused(make: Make, again: Again) -> None:
     """They keep the promises of a run, or are refused before the first run, which is not StorageCorrupt."""
     originals: list[Three] = []
@@ -360,9 +363,6 @@ async def separate_objects_run_or_are_refused(make: Make, again: Again) -> None:
         for each in originals:
             for backend in each:
                 await backend.close()
-
-
-SEPARATE = (separate_objects_run_or_are_refused,)
 
 
 __all__ = ["CASES", "Case", "Make", "check"]

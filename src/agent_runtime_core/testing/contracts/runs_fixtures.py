@@ -17,7 +17,7 @@ from ...state.base import StateStore
 from ...status import RunStatus
 from ...steps.model import Step
 from ..clock import VirtualClock
-from .checks import PATIENCE, same
+from .checks import same
 
 Make = Callable[..., tuple[RunQueue, EventBus, StateStore]]
 Case = Callable[[Make], Awaitable[None]]
@@ -93,8 +93,7 @@ class Bench:
 async def opened(make: Make) -> AsyncIterator[Bench]:
     bench = Bench(make)
     try:
-        async with asyncio.timeout(PATIENCE):
-            yield bench
+        yield bench
     finally:
         for runner in bench.runners:
             await runner.close()

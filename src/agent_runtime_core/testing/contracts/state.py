@@ -36,8 +36,8 @@ from ...state.base import (
 from ...status import RunStatus
 from ..clock import VirtualClock
 from . import checks
-from .checks import Cases, cancelled_while_it_writes, refused, same, turns
-from .concurrency import STATE
+from .checks import CONTENTS, Cases, accepted, cancelled_while_it_writes, keeps_the_loop_free, refused, same, turns
+from .races import STATE
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
@@ -70,6 +70,26 @@ async def append(store: StateStore, *records: Record, claim: str | None = None, 
 
 async def install(store: StateStore, claim: str, run: UUID = RUN) -> None:
     await write(store, Op(INSTALL, (str(run), claim)))
+
+
+@CASES
+async def commits_are_applied_in_the_order_of_the_calls(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW)
+        commits = [append(store, record(n, claim=NEW), claim=NEW) for n in range(40)]
+        with accepted("40 records whose commits are requested at the same time"):
+            same(await asyncio.gather(*commits), [[n] for n in range(40)], "the positions of the records")
+
+
+@CASES
+async def a_free_position_before_the_last_record_is_refused(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW)
+        await append(store, record(0, claim=NEW), claim=NEW)
+        await append(store, record(2, claim=NEW), claim=NEW)
+        with refused(LeaseLost, "a record at a free position before the last record"):
+            await append(store, record(1, claim=NEW), claim=NEW)
+        same([each.seq for each in await store.records(RUN)], [0, 2], "the positions of the records")
 
 
 @CASES
@@ -627,6 +647,33 @@ async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
                 await write(store, Op("state.status", (str(RUN), other, 9.0)), claim=OLD)
             await store.save_checkpoint(RUN, {text: [other]})
             same(await store.get_checkpoint(RUN), {text: [other]}, "the checkpoint")
+
+
+@CASES
+async def contents_come_back_letter_by_letter(make: Make) -> None:
+    async with opened(make) as store:
+        for n, text in enumerate(CONTENTS):
+            full = record(n, result=text, error=text, state=text, info=text, next=text)
+            await append(store, full)
+            same((await store.records(RUN, n - 1))[0]._replace(ev=-1), full, "a record")
+            await write(store, Op("state.checkpoint", (str(RUN), text, None, 5.0)))
+            same((await store.state(str(RUN))).checkpoint, text, "a checkpoint")
+            effect = EffectRow(str(RUN), f"e{n}", "", str(RUN), "done", text, 1.0)
+            await put(store, effect)
+            same(await found(store, effect), [effect], "an effect")
+
+
+@CASES
+async def the_event_loop_goes_on_while_a_commit_waits(make: Make) -> None:
+    async with opened(make) as store:
+        numbers = itertools.count()
+
+        async def fill(count: int) -> None:
+            run = UUID(int=next(numbers))
+            await append(store, *(record(n) for n in range(count)), run=run)
+            await store.records(run)
+
+        await keeps_the_loop_free(fill, 1000, "records")
 
 
 @CASES
