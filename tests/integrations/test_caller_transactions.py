@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult
+from agent_runtime_core._core.per_loop import call_in_loop
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, NotSupported, UnknownRun
 from agent_runtime_core.portal import call
@@ -63,17 +65,16 @@ def dsn(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def django_connection(dsn: str) -> Any:
-    import django
-    from django.conf import settings
-    from django.db.utils import ConnectionHandler
-    from django.utils.connection import ConnectionProxy
-
+    settings: Any = import_module("django.conf").settings
     if not settings.configured:
         settings.configure()
-        django.setup()
+        import_module("django").setup()
+    handler = import_module("django.db.utils").ConnectionHandler
     host, _, port = dsn.rpartition("@")[2].partition("/")[0].partition(":")
     where = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "HOST": host}
-    return ConnectionProxy(ConnectionHandler({"default": {**where, "PORT": port}}), "default")
+    return import_module("django.utils.connection").ConnectionProxy(
+        handler({"default": {**where, "PORT": port}}), "default"
+    )
 
 
 ORDER = "INSERT INTO orders VALUES ('Ada')"
@@ -87,7 +88,8 @@ class Place:
         self._submit: Any = runner.submit_sync if sync else runner.submit
 
     async def submit(self, *args: Any, **options: Any) -> UUID:
-        return await _awaited(self._submit(*(args or ("greeter", ADA)), connection=self.connection, **options))
+        run_id: UUID = await _awaited(self._submit(*(args or ("greeter", ADA)), connection=self.connection, **options))
+        return run_id
 
     async def commit(self) -> None:
         await _awaited(self._commit())
@@ -209,9 +211,8 @@ async def test_it_takes_what_a_normal_submit_takes(runner: AgentRunner, dsn: str
     there = await runner.submit("greeter", input_, parent_run_id=parent, run_id="there", **options)
     rows = [await runner.queue.require(each) for each in (here, there)]
     differing = {"run_id", "run_key", "idem_key", "created_at", "updated_at", "due_at", "expires_at", "arrival"}
-    assert [{n: v for n, v in row._asdict().items() if n not in differing} for row in rows][0] == {
-        n: v for n, v in rows[1]._asdict().items() if n not in differing
-    }
+    mine, others = [{n: v for n, v in row._asdict().items() if n not in differing} for row in rows]
+    assert mine == others
     assert rows[0].run_key == "here"
     assert rows[0].idem_key == "k%s :a"
     assert rows[0].tenant == "acme"
@@ -286,7 +287,9 @@ async def test_a_claim_places_it_behind_the_active_run(runner: AgentRunner, dsn:
     active = await runner.submit("desk", {}, concurrency_key="desk")
     assert await worked_off(runner, active) == [{"claimed": 0}]
     first, urgent = [await runner.get_run(each) for each in submitted]
-    assert None is not urgent.started_at < first.started_at is not None
+    assert urgent.started_at is not None
+    assert first.started_at is not None
+    assert urgent.started_at < first.started_at
 
 
 async def test_two_transactions_with_one_run_id_store_one_run(runner: AgentRunner, dsn: str) -> None:
@@ -310,7 +313,11 @@ async def test_two_transactions_with_one_run_id_store_one_run(runner: AgentRunne
 async def test_a_worker_that_listens_is_woken_by_the_commit(runner: AgentRunner, dsn: str) -> None:
     woken = asyncio.Event()
     loop = asyncio.get_running_loop()
-    stop = runner.queue.listen("work", lambda: loop.call_soon_threadsafe(woken.set))
+
+    def wake() -> None:
+        call_in_loop(loop, woken.set)
+
+    stop = runner.queue.listen("work", wake)
     assert stop is not None
     async with asyncio.timeout(20):
         while not runner.queue.engine._notifier.hears:  # type: ignore[attr-defined] # noqa: ASYNC110

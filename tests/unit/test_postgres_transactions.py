@@ -176,7 +176,8 @@ async def test_other_statements_are_allowed(bench: Bench, sql: str) -> None:
     [
         ("CREATE VIEW shop.seen AS SELECT status FROM {s}.runs", "SELECT * FROM shop.seen"),
         (
-            "CREATE FUNCTION shop.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM {s}.mail; RETURN NEW; END';"
+            "CREATE FUNCTION shop.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM {s}.mail;"
+            " RETURN NEW; END';"
             " CREATE TRIGGER t AFTER INSERT ON shop.paid FOR EACH ROW EXECUTE FUNCTION shop.f()",
             "INSERT INTO shop.paid VALUES (5)",
         ),
@@ -470,7 +471,9 @@ async def test_a_slow_function_delays_no_other_run_and_no_heartbeat(bench: Bench
     assert await asyncio.to_thread(inside.wait, 30)
     assert await bench.value(quick, "quick") == [1, 2]
     row = await bench.runner.queue.require("slow")
-    assert (await bench.engine.commit(None, [Op("queue.beat", ([(row.run_id, row.claim_id)], 77.0))]))[0] == [(True, False)]
+    assert (await bench.engine.commit(None, [Op("queue.beat", ([(row.run_id, row.claim_id)], 77.0))]))[0] == [
+        (True, False)
+    ]
     assert not first.done()
     go_on.set()
     assert await first == "slow"

@@ -424,8 +424,9 @@ class Context:
 
         Args:
             name: Name of the step.
-            fn: A plain function. On SQLite it runs on the writer thread, and more than one second of SQL is interrupted.
-                On PostgreSQL it runs in a separate thread, and a statement of more than 10 seconds is interrupted.
+            fn: A plain function. On SQLite it runs on the writer thread, and more than one second of SQL is
+                interrupted. On PostgreSQL it runs in a separate thread, and a statement of more than 10 seconds is
+                interrupted.
             *args: Its arguments after the connection.
 
         Returns:

@@ -389,8 +389,9 @@ class PostgresQueue(PostgresBackend, RunQueue):
         return self.engine.lease_now()
 
     async def store_id(self) -> str:
-        self._store: str | None = await self.engine.read(store_id)
-        return self._store
+        found: str = await self.engine.read(store_id)
+        self._store = found
+        return found
 
     async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> CallerInsert:
         row = await self._assigned_before(row)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ..._core.threads import in_thread
 from ..._core.validation import Shown, must

@@ -201,7 +201,7 @@ class PostgresEngine(ThreadedEngine):
         return self.is_lost(error) or getattr(error, "sqlstate", None) in ("40001", "40P01")
 
     def is_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, AppliedMeanwhile) or isinstance(error, driver().Error) and error.sqlstate in _CONFLICT
+        return isinstance(error, AppliedMeanwhile) or getattr(error, "sqlstate", None) in _CONFLICT
 
     def translate(self, error: BaseException) -> StorageError:
         state, text = getattr(error, "sqlstate", None), f"{error!s:.300}".strip()

@@ -259,15 +259,17 @@ class FunctionThreads:
 
     Args:
         has_function: Whether a request has such a function.
-        commit: Commits one request, in a thread that keeps a connection for it: `commit(thread, request)`.
+        commit_each: Commits requests in the thread that calls it, on a separate connection.
         put: Puts a request into the queue of the writer.
     """
 
     def __init__(
-        self, has_function: Callable[[Sequence[CommitRequest]], bool], commit_all: Callable[[Iterator[CommitRequest]], None],
+        self,
+        has_function: Callable[[Sequence[CommitRequest]], bool],
+        commit_each: Callable[[Iterator[CommitRequest]], None],
         put: Callable[[CommitRequest], None],
-    ) -> None:  # fmt: skip
-        self._has_function, self._commit_all, self._put = has_function, commit_all, put
+    ) -> None:
+        self._has_function, self._commit_each, self._put = has_function, commit_each, put
         self._held: dict[Hashable, list[CommitRequest]] = {}  # by run, behind its function
         self._next: deque[CommitRequest] = deque()
         self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
@@ -281,6 +283,8 @@ class FunctionThreads:
 
     def set_aside(self, batch: Sequence[CommitRequest]) -> list[CommitRequest]:
         """Return the requests that the writer commits now. `begin` begins the functions after them."""
+        if not self._held and not self._has_function(batch):
+            return [*batch]
         now: list[CommitRequest] = []
         for request in batch:
             if isinstance(request, _Ended):
@@ -317,7 +321,7 @@ class FunctionThreads:
             self._inbox.put(request)
 
     def _run(self) -> None:
-        self._commit_all(self._requests())
+        self._commit_each(self._requests())
 
     def _requests(self) -> Iterator[CommitRequest]:
         while (request := self._inbox.get()) is not None:
