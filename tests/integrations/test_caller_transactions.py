@@ -17,8 +17,9 @@ import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunContext, RunResult
 from agent_runtime_core._core.per_loop import call_in_loop
+from agent_runtime_core._engines.base import moving_mark
 from agent_runtime_core.config import configure
-from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, NotSupported, UnknownRun
+from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, NotSupported, StorageMoved, UnknownRun
 from agent_runtime_core.portal import call
 from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.registry import Registry
@@ -383,6 +384,67 @@ async def test_a_connection_to_another_database_is_refused(
     with lite.connect() as conn, pytest.raises(InvalidArgument, match=f"{match}, got one to sqlite"):
         runner.submit_sync("greeter", ADA, connection=conn)
     lite.dispose()
+
+
+async def test_sessions_of_a_scope_and_in_run_sync(runner: AgentRunner, dsn: str) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+    from sqlalchemy.orm import scoped_session, sessionmaker
+
+    engine = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
+    scoped = scoped_session(sessionmaker(engine))
+    runner.submit_sync("greeter", ADA, run_id="a", connection=scoped)
+    scoped.commit()
+    scoped.remove()
+    engine.dispose()
+    later = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
+    async_scoped = async_scoped_session(async_sessionmaker(later), asyncio.current_task)
+    await runner.submit("greeter", ADA, run_id="b", connection=async_scoped)
+    await async_scoped.commit()
+    await async_scoped.remove()
+    async with AsyncSession(later) as session:
+        await session.run_sync(lambda sync: runner.submit_sync("greeter", ADA, run_id="c", connection=sync))
+        await session.commit()
+    await later.dispose()
+    assert await worked_off(runner, "a", "b", "c") == [{"said": "Hello, Ada"}] * 3
+
+
+async def test_a_role_needs_few_rights(
+    runner: AgentRunner, dsn: str, postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Those that the page names."""
+    assert await runner.runs() == []
+    schema, ask = postgres_url.partition("schema=")[2], postgres_server.ask
+    with contextlib.suppress(psycopg.errors.DuplicateObject):
+        ask("CREATE ROLE web LOGIN")
+    ask(f"GRANT USAGE ON SCHEMA {schema} TO web")
+    ask(f"GRANT SELECT, INSERT ON {schema}.runs TO web")
+    with psycopg.connect(dsn, user="web") as conn, pytest.raises(psycopg.errors.InsufficientPrivilege, match="fences"):
+        runner.submit_sync("greeter", ADA, connection=conn)
+    ask(f"GRANT SELECT ON {schema}.fences TO web")
+    with psycopg.connect(dsn, user="web") as conn:
+        run_id = runner.submit_sync("greeter", ADA, connection=conn)
+    assert await worked_off(runner, run_id) == [{"said": "Hello, Ada"}]
+
+
+async def test_a_move_of_the_store_waits_for_the_transaction_and_ends_later_ones(
+    runner: AgentRunner, dsn: str, postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    schema = postgres_url.partition("schema=")[2]
+    lock = f"LOCK TABLE {schema}.fences IN ACCESS EXCLUSIVE MODE NOWAIT"
+    async with opened("asyncpg", dsn, runner) as place:
+        await place.submit()
+        with psycopg.connect(dsn) as conn, pytest.raises(psycopg.errors.LockNotAvailable):
+            conn.execute(lock.encode())
+        await place.commit()
+    with psycopg.connect(dsn) as conn:
+        conn.execute(lock.encode())
+        mark = moving_mark("01", to="elsewhere.db", done=True)
+        conn.execute(f"INSERT INTO {schema}.fences VALUES ('moved', %s)".encode(), (mark,))
+    async with opened("asyncpg", dsn, runner) as place:
+        with pytest.raises(StorageMoved, match=r"was moved to elsewhere\.db"):
+            await place.submit()
+        await place.commit()
+    assert len(await runner.runs()) == 1
 
 
 async def test_a_connection_for_the_other_call_is_refused(runner: AgentRunner, dsn: str) -> None:

@@ -418,15 +418,19 @@ async def test_a_deadlock_of_the_function_calls_it_again(bench: Bench) -> None:
 
 
 async def test_a_superseded_claim_commits_nothing(bench: Bench) -> None:
+    update = f"UPDATE {bench.schema}.runs SET claim_id = %s"
+    claims: list[str] = []
+
     def fn(conn: Any) -> int:
-        bench.server.ask(f"UPDATE {bench.schema}.runs SET claim_id = '7' || claim_id")
+        claims.append(bench.server.ask(f"SELECT claim_id FROM {bench.schema}.runs")[0][0])
+        bench.server.ask(update, f"7{claims[0][1:]}")
         return pay(conn)
 
     async def body(ctx: Any) -> Any:
         with pytest.raises(LeaseLost):
             await ctx.transaction("t", fn)
-        bench.server.ask(f"UPDATE {bench.schema}.runs SET claim_id = substr(claim_id, 2)")
-        return "told"
+        bench.server.ask(update, claims[0])
+        return "lost"
 
     await bench.value(body)
     assert bench.paid() == []

@@ -102,7 +102,9 @@ class CallerInsert:
         if found is None and row.idem_key is not None:
             found = yield self._named(_BY_KEY), {"idem_key": written(row.idem_key), "tenant": written(row.tenant)}
         if found is None:
-            raise StorageBusy(f"run {row.run_key or row.run_id!r} was deleted meanwhile. Repeat the transaction")
+            raise StorageBusy(
+                f"run {row.run_key or row.run_id!r} was deleted while it was submitted. Repeat the transaction"
+            )
         stored = decode_committed(self._queue.payloads, checked_row(restored(tuple(found))))
         same_run(row, stored)
         return stored

@@ -1,9 +1,9 @@
 """Run the functions of `ctx.transaction`, each in a transaction on a separate connection.
 
 The function comes first, and only then is the run locked: its claim is checked, and its record is stored. So a slow
-function delays neither heartbeats nor other runs. A claim that was superseded meanwhile commits nothing.
+function delays neither heartbeats nor other runs. If the claim is superseded before that, nothing is committed.
 
-Later commits of the same run wait for its function. Otherwise a record could be stored behind one with a greater
+Later commits of the same run wait for its function. Otherwise its record would be stored after one with a greater
 number.
 """
 
@@ -116,11 +116,8 @@ class _Guard:
 
 
 @cache
-def _classes() -> tuple[Any, Any]:
-    """Return the classes of the connections and cursors of functions, which psycopg and SQLAlchemy take for theirs."""
-    psycopg: Any = driver()
-
-    class UserCursor(psycopg.Cursor):  # type: ignore[misc]
+def _cursor_class() -> Any:
+    class UserCursor(driver().Cursor):  # type: ignore[misc]
         """A cursor that ends with its transaction."""
 
         def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
@@ -151,7 +148,14 @@ def _classes() -> tuple[Any, Any]:
             self.connection.guard.check()
             return super().fetchall()
 
-    class UserTransaction(psycopg.Connection):  # type: ignore[misc]
+    return UserCursor
+
+
+@cache
+def _connection_class() -> Any:
+    """Return the class of the connections of functions, which psycopg and SQLAlchemy accept as theirs."""
+
+    class UserTransaction(driver().Connection):  # type: ignore[misc]
         """What `ctx.transaction` passes to its function: SQL inside the commit of the step's own record.
 
         It is a second object for the library's connection, without prepared statements, whose names are of the first.
@@ -159,7 +163,7 @@ def _classes() -> tuple[Any, Any]:
 
         def __init__(self, raw: Any, guard: _Guard) -> None:
             super().__init__(raw.pgconn)
-            self.guard, self.cursor_factory, self.prepare_threshold = guard, UserCursor, None
+            self.guard, self.cursor_factory, self.prepare_threshold = guard, _cursor_class(), None
 
         def __del__(self) -> None:
             """It is not closed: the library uses the connection again."""
@@ -187,7 +191,7 @@ def _classes() -> tuple[Any, Any]:
         commit = rollback = close = cancel = cancel_safe = pipeline = notifies = __enter__ = _refuse
         tpc_begin = tpc_prepare = tpc_commit = tpc_rollback = set_autocommit = set_isolation_level = _refuse
 
-    return UserTransaction, UserCursor
+    return UserTransaction
 
 
 def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -202,7 +206,7 @@ def run(tx: Any, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> An
     conn.run(_BEGIN)
     try:
         try:
-            result = fn(_classes()[0](conn.raw, guard), *args)
+            result = fn(_connection_class()(conn.raw, guard), *args)
         finally:
             guard.end()
         if conn.raw.info.transaction_status != _IN_TRANSACTION and not conn.is_broken:
@@ -245,7 +249,7 @@ def apply(engine: Any, tx: Any, request: CommitRequest) -> bool:
 
 
 class _Ended(CommitRequest):
-    """Tells the writer that a function has ended, so that later commits of its run have their turn."""
+    """In the queue of the writer: a function has ended, and later commits of its run follow."""
 
     __slots__ = ("key",)
 
