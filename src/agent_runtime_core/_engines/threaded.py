@@ -282,10 +282,25 @@ class ThreadedEngine(SharedEngine):
     def _write_all(self) -> None:
         session = _Session(self, writes=True)
         while batch := self._next_batch():
-            left = [request for request in batch if not request.timed_out]
+            left = self.set_aside([request for request in batch if not request.timed_out])
             if left:
                 self._commit(session, left)
             resolve_all(left)
+            self.begin_set_aside()
+        session.close()
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests that the thread of the commits applies now, without those that another one applies."""
+        return batch
+
+    def begin_set_aside(self) -> None:
+        """Begin what was set aside, after the requests before it."""
+
+    def commit_each(self, requests: Iterable[CommitRequest]) -> None:
+        """Apply requests in this thread, each in a transaction on a separate connection."""
+        session = _Session(self, writes=True)
+        for request in requests:
+            self._commit(session, [request])
         session.close()
 
     def _next_batch(self) -> list[CommitRequest]:

@@ -17,6 +17,7 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
 from .postgres_batches import BATCHES
+from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
@@ -388,3 +389,13 @@ class PostgresQueue(PostgresBackend, RunQueue):
 
     def lease_now(self) -> float:
         return self.engine.lease_now()
+
+    async def store_id(self) -> str:
+        found: str = await self.engine.read(store_id)
+        self._store = found
+        return found
+
+    async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> CallerInsert:
+        row = await self._assigned_before(row)
+        known = getattr(self, "_store", None) or await self.store_id()  # the first read creates the tables
+        return CallerInsert(self, row, connection, known, sync=sync)

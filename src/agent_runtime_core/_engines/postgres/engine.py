@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -12,6 +13,7 @@ from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
+from ..commit_request import CommitRequest, LoopBatch
 from ..shared_engine import Process, SafetyFinding
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
@@ -20,6 +22,7 @@ from .notifier import PostgresNotifier
 from .safety_checks import IsStandby, check, identity, reported, server_changed, warn
 from .schema import TABLES
 from .url import PostgresAddress, driver, postgres_place
+from .user_transaction import AppliedMeanwhile, FunctionThreads, apply
 
 #: Begins a transaction that writes. The lock makes it wait for a move of the store, which locks the table alone.
 _BEGIN: Final = (
@@ -94,6 +97,7 @@ class PostgresEngine(ThreadedEngine):
         self.safety_findings: list[SafetyFinding] = []
         self._server = ""
         self._notifier = PostgresNotifier(place, self.wake)
+        self._functions = FunctionThreads(self._has_function, self.commit_each, self._inbox.put)
 
     def lease_now(self) -> float:
         return 0.0 if self.by_server else self.clock.boot()
@@ -176,6 +180,24 @@ class PostgresEngine(ThreadedEngine):
     def mark(self, tx: Any) -> str | None:
         return cast("str | None", tx.moved)
 
+    # -- functions of users
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        return self._functions.set_aside(batch)
+
+    def begin_set_aside(self) -> None:
+        self._functions.begin()
+
+    def _apply(self, tx: Any, request: CommitRequest) -> bool:
+        if tx.moved is None and self._has_function([request]):
+            return apply(self, tx, request)
+        return super()._apply(tx, request)
+
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        batch = super()._new_batch(loop)
+        batch.pending.is_slow = lambda: self._functions.is_open
+        return batch
+
     # -- errors
 
     def is_of_driver(self, error: BaseException) -> bool:
@@ -189,8 +211,12 @@ class PostgresEngine(ThreadedEngine):
             return isinstance(error, driver().OperationalError | driver().InterfaceError)
         return state in _LOST or state.startswith("08")
 
+    def is_repeatable(self, error: BaseException) -> bool:
+        """Return whether an error in a function of a user is none of its statements: it is called again."""
+        return self.is_lost(error) or getattr(error, "sqlstate", None) in ("40001", "40P01")
+
     def is_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, driver().Error) and error.sqlstate in _CONFLICT
+        return isinstance(error, AppliedMeanwhile) or getattr(error, "sqlstate", None) in _CONFLICT
 
     def _unavailable(self, error: BaseException) -> StorageBusy:
         if isinstance(error, IsStandby) or getattr(error, "sqlstate", None) == "25006":
@@ -224,6 +250,11 @@ class PostgresEngine(ThreadedEngine):
 
     # -- other processes on this server
 
+    @property
+    def channel(self) -> str:
+        """The channel of the notifications."""
+        return self._notifier.channel
+
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
         return super().listen(topic, wake)
@@ -238,6 +269,7 @@ class PostgresEngine(ThreadedEngine):
 
     def _close_now(self) -> None:
         super()._close_now()
+        self._functions.close(self.location, self.timeout)
         self._notifier.close(self.timeout)
 
 
