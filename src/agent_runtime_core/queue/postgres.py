@@ -117,7 +117,7 @@ class PostgresTransitions(RunTransitions):
         return super().insert(row.with_values(due_at=self._due(row.due_at, row.updated_at)))
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        return self.claim_applied(want) or super().claim(self._wanted(want))
+        return self.claim_applied(want) or self.claim_next(self._wanted(want))
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
         """Return what these tickets have claimed, if this is a repetition after a lost reply."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.former_names import warn_former
-from .._core.ids import above
+from .._core.ids import ULID_RANDOM_LENGTH, above
 from .._engines.base import NotApplied, OperationSet, always
-from ..errors import NotSupported
+from ..errors import NotSupported, StorageBusy
 from .records import (
     CONTENTS,
     LIVE,
@@ -262,7 +262,17 @@ class RunTransitions(ABC):
         return row
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        """Claim up to one run for each ticket, those with expired leases first."""
+        """Claim up to one run for each ticket, those with expired leases first.
+
+        Raises:
+            StorageBusy: if an earlier try may have claimed runs, because its reply was lost. The queue releases them.
+        """
+        if getattr(self.tx, "repeats", False):
+            raise StorageBusy("the reply to a claim was lost. Claim again")
+        return self.claim_next(want)
+
+    def claim_next(self, want: ClaimRequest) -> list[RunRow]:
+        """Do as `claim`, in a commit that was not tried before."""
         found: list[RunRow] = []
         if not want.ready_only:
             for group in self.make_due_ready(want.wall):
@@ -308,7 +318,7 @@ class RunTransitions(ABC):
             candidate = row
         elif stored.run_id != row.run_id or (insert and (row.digest, row.tenant) != (stored.digest, stored.tenant)):
             return ("conflict", stored)
-        elif stored.status == "running" and stored.claim_id == want.tickets[0]:
+        elif stored.status == "running" and is_of_ticket(stored.claim_id, want.tickets[0]):
             return ("claimed", stored)  # by an earlier try, whose answer was lost
         elif stored.status == "running" and not self._has_ended(stored, want):
             return ("held", stored)
@@ -553,6 +563,11 @@ def _has_no_key(row: RunRow) -> bool:
     return row.idem_key is None and row.concurrency_key is None
 
 
+def is_of_ticket(claim_id: str, ticket: str) -> bool:
+    """Whether a claim was made with a ticket. Its id may be raised above the run's last one; see `above`."""
+    return claim_id[-ULID_RANDOM_LENGTH:] == ticket[-ULID_RANDOM_LENGTH:]
+
+
 def _released_by(row: RunRow, how: RunUpdate) -> bool:
     """Return whether the row's claim is the one of `how`, or the one that it was renewed to."""
     return row.claim_id == (above(how.renew, how.claim_id) if how.renew else how.claim_id)
@@ -595,6 +610,7 @@ def operation_set(
     tables: Sequence[str] = (),
     fence: Callable[[Any, str], str | None] | None = None,
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+    **options: Any,
 ) -> OperationSet:
     """Return all that an engine needs to know about the queue's operations.
 
@@ -602,9 +618,13 @@ def operation_set(
         rows: The backend's `RunTransitions`.
         migrations: SQL scripts; script `i` brings the schema from version `i` to `i` + 1.
         tables: Names of the dicts that it needs on the memory engine.
-        fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
+        fence: Returns the current fencing token of a run, given the open transaction and the run id. Without it, the
+            engine stores the tokens.
         short_reads: On SQLite: see `OperationSet.short_reads`.
+        **options: On a `ThreadedEngine`: `one_statement`, `batches` and `lock` of `OperationSet`.
     """
     slow = dict.fromkeys(("queue.delete", "queue.rewrite", "queue.rewrite_mail", "queue.copy"), always)
     reads = short_reads or {}
-    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads)
+    return OperationSet(
+        "queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads, **options
+    )

@@ -203,7 +203,7 @@ class PostgresEngine(ThreadedEngine):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
-        return super().listen(topic, wake)
+        return cast("Callable[[], None]", super().listen(topic, wake))
 
     def notify_others(self, topics: set[str]) -> None:
         self._notifier.send(topics)
