@@ -14,6 +14,7 @@ import pytest
 from agent_runtime_core._engines import threaded
 from agent_runtime_core.engines import FunctionFailed, Guard, NotApplied, Op, OperationSet, ThreadedEngine
 from agent_runtime_core.errors import LeaseLost, StorageBusy, StorageClosed, StorageError
+from tests.support.runs import soon
 
 LONG = 20.0  # seconds after which a test that hangs fails
 
@@ -239,8 +240,7 @@ async def test_a_commit_of_a_thread_has_its_place_between_the_commits_of_a_loop(
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     thread = asyncio.ensure_future(asyncio.to_thread(engine.commit_from_thread, *put_op("thread")))
-    while engine._inbox.qsize() < 3:
-        await asyncio.sleep(0)
+    await soon(lambda: engine._inbox.qsize() == 3)
     second = asyncio.ensure_future(_of(engine, *put_op("loop 2")))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -339,9 +339,7 @@ async def test_a_superseded_claim_in_a_group_fails_alone(engine: FakeEngine, ser
     assert (kept, server.log) == ([2], [2])
 
 
-async def test_a_function_of_a_user_is_not_called_again_for_another_request(
-    engine: FakeEngine, server: Server
-) -> None:
+async def test_a_function_of_a_user_is_not_called_again_for_another_request(engine: FakeEngine, server: Server) -> None:
     calls: list[int] = []
 
     def function() -> int:
@@ -420,6 +418,30 @@ async def test_a_commit_whose_caller_gave_up_before_its_turn_is_not_applied(
     assert server.log == ["next"]
 
 
+async def test_a_commit_of_a_group_is_not_applied_alone_after_its_caller_gave_up(
+    engine: FakeEngine, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, past = asyncio.get_running_loop(), [0.0]
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + past[0])
+    entered, event = threading.Event(), threading.Event()
+    blocked = await Blocked(engine).begin()
+    wrong = asyncio.ensure_future(_of(engine, None, [Op("fail", (ValueError("wrong"),))]))
+    engine.commit_nowait(None, [Op("wait", (entered, event))])
+    late = asyncio.ensure_future(_of(engine, *put_op("late")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    blocked.end()
+    assert await asyncio.to_thread(entered.wait, LONG)
+    while not late.done():
+        past[0] += 2.0
+        await asyncio.sleep(0)
+    event.set()
+    assert await engine.commit(*put_op("next")) == ["next"]
+    assert server.log == ["next"]
+    assert [type(each) for each in await asyncio.gather(wrong, late, return_exceptions=True)][1] is StorageBusy
+
+
 async def test_a_cancelled_commit_is_finished_before_the_cancellation_is_raised(
     engine: FakeEngine, server: Server
 ) -> None:
@@ -444,7 +466,7 @@ def first(conn: Connection) -> Any:
 
 async def test_reads_see_what_is_committed_on_connections_that_only_read(engine: FakeEngine, server: Server) -> None:
     await engine.commit(*put_op(1))
-    assert await engine.read(first) == 1
+    assert [await engine.read(first) for _ in range(3)] == [1] * 3
     assert [each.writes for each in server.connections] == [True, False]
 
 
@@ -559,8 +581,7 @@ async def test_close_applies_what_was_requested_before(server: Server, clock: Ti
     reads = [asyncio.ensure_future(engine.read(lambda conn: (entered.set(), event.wait(LONG)))) for _ in range(4)]
     assert await asyncio.to_thread(entered.wait, LONG)
     closing = asyncio.ensure_future(engine.close())
-    while not engine._stopped:
-        await asyncio.sleep(0)
+    await soon(lambda: engine._stopped)
     blocked.end()
     event.set()
     assert await asyncio.gather(*commits) == [[0], [1], [2]]
@@ -569,7 +590,7 @@ async def test_close_applies_what_was_requested_before(server: Server, clock: Ti
     assert server.log == [0, 1, 2]
     assert all(each.closed for each in server.connections)
     for use in (engine.commit(*put_op(3)), engine.read(first)):
-        with pytest.raises(StorageClosed, match="was closed. Open it again"):
+        with pytest.raises(StorageClosed, match=r"was closed\. Open it again"):
             await use
     with pytest.raises(StorageClosed):
         engine.commit_from_thread(*put_op(3))
@@ -596,6 +617,19 @@ async def test_close_does_not_wait_for_a_server_that_is_gone_and_callers_get_the
     await engine.close()
     with pytest.raises(StorageBusy, match="did not answer"):
         await commit
+
+
+async def test_a_read_gives_up_when_the_engine_is_closed(engine: FakeEngine, server: Server, clock: Time) -> None:
+    def close(seconds: float) -> None:
+        clock.now += seconds
+        engine._closed = True
+
+    server.always = Gone
+    clock.sleep = close  # type: ignore[method-assign]
+    with pytest.raises(StorageBusy):
+        await engine.read(first)
+    engine._closed = False
+    assert clock.now == 0.01
 
 
 def test_the_users_of_one_place_share_an_engine_until_the_last_one_closes_it(server: Server) -> None:

@@ -42,7 +42,7 @@ class ThreadedTx:
     Attributes:
         engine: The engine.
         conn: What `ThreadedEngine.connect` returned.
-        began: What `ThreadedEngine.begin` returned, such as the time of the server.
+        now: The time of the server, if `ThreadedEngine.begin` returns it; see `ThreadedEngine.server_clock`.
         notified: The topics whose listeners are woken after the commit.
         repeats: Whether the operation may have been applied before, in a commit whose reply was lost.
     """
@@ -50,7 +50,7 @@ class ThreadedTx:
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
         self.conn: Any = conn
-        self.began: Any = began
+        self.now: float = began if isinstance(began, float) else 0.0
         self.notified: set[str] = set()
         self.repeats: bool = False
 
@@ -92,6 +92,9 @@ class ThreadedEngine(SharedEngine):
     #: The base classes of the errors of the driver.
     driver_errors: ClassVar[tuple[type[BaseException], ...]] = ()
 
+    #: Whether leases are measured by the clock of the server, which `begin` returns: several machines share the server.
+    #: The queue then uses `ServerLeases`.
+    server_clock: ClassVar[bool] = False
     #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
     buffer_delay: float = 0.002
     #: The class of the transactions.
@@ -122,6 +125,8 @@ class ThreadedEngine(SharedEngine):
     def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
         super().__init__(key, redacted_url(place) if isinstance(place, str) and "://" in place else str(place), clock)
         self.place: Any = place
+        #: Whether leases are measured by the clock of the server. A test that passes its own clock moves that clock.
+        self.by_server: bool = self.server_clock and clock is SYSTEM
         #: Seconds that a caller waits for a commit.
         self.timeout: float = COMMIT_TIMEOUT
         self.operations: dict[str, Callable[..., Any]] = {}
@@ -162,7 +167,7 @@ class ThreadedEngine(SharedEngine):
         """Begin a transaction; without `writes`, one that sees the same data in all its statements.
 
         Returns:
-            What `ThreadedTx.began` is to be.
+            With `server_clock`, the time of the server as a float. The argument `began` of your `transaction_class`.
         """
 
     def end(self, conn: Any) -> None:
@@ -211,6 +216,10 @@ class ThreadedEngine(SharedEngine):
 
         Define it, and call `wake` for the topics of other processes, or the backends of this engine poll.
         """
+
+    def lease_now(self) -> float:
+        """Return the time on the clock of leases: 0 if it is the server's, so that all times are seconds from now."""
+        return 0.0 if self.by_server else self.clock.boot()
 
     # -- the operations
 
@@ -326,15 +335,14 @@ class ThreadedEngine(SharedEngine):
     def _write_all(self) -> None:
         session = _Session(self, writes=True)
         while batch := self._next_batch():
-            left = [request for request in batch if not request.timed_out]
             try:
-                self._commit(session, left)
+                self._commit(session, batch)
             except BaseException as error:  # noqa: BLE001 - of the subclass. This thread must go on for other callers
                 session.drop()
-                for request in left:
+                for request in batch:
                     if request.result is None and request.error is None:
                         request.error = error
-            resolve_all(left)
+            resolve_all(batch)
         session.close()
 
     def _next_batch(self) -> list[CommitRequest]:

@@ -558,6 +558,48 @@ class RunTransitions(ABC):
                 self.add_message(row.run_id, message)
 
 
+class ServerLeases(RunTransitions):
+    """`RunTransitions` of a store whose leases are measured by the clock of its server.
+
+    The queue's `lease_now()` is then 0, so the times of leases in its requests are seconds from now. Here they are
+    replaced by times of the server.
+
+    Args:
+        tx: The open transaction. It has `now`, the time of the server, and `engine.by_server`, which is False if a test
+            passes its own clock.
+    """
+
+    def lease_time(self, seconds: float) -> float:
+        """Return a time on the lease clock, for seconds from now."""
+        return self.tx.now + seconds if self.tx.engine.by_server else seconds
+
+    def wanted(self, want: ClaimRequest) -> ClaimRequest:
+        """Return a request with times on the lease clock."""
+        return want._replace(lease_until=self.lease_time(want.lease_until), lease_now=self.lease_time(want.lease_now))
+
+    def claim_next(self, want: ClaimRequest) -> list[RunRow]:
+        """Do as `RunTransitions.claim_next`."""
+        return super().claim_next(self.wanted(want))
+
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
+        """Do as `RunTransitions.take`."""
+        return super().take(row, insert, reopen, self.wanted(want), wait)
+
+    def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
+        """Do as `RunTransitions.beat`."""
+        return super().beat(claims, self.lease_time(lease_until))
+
+    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
+        """Do as `RunTransitions.abandoned`."""
+        return super().abandoned(run_id, claim_id, self.wanted(want), required)
+
+    def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
+        """Do as `RunTransitions.rewrite`."""
+        return super().rewrite(run_id, old, new, self.lease_time(lease_now))
+
+
 def _has_no_key(row: RunRow) -> bool:
     """Whether nothing but the id of a new row decides if it can be stored and claimed."""
     return row.idem_key is None and row.concurrency_key is None

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import load
@@ -16,7 +16,6 @@ from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull, StorageOutdated
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
-from ..shared_engine import Process
 from ..sqlite.database import check_version
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
@@ -70,34 +69,22 @@ class PostgresEngine(ThreadedEngine):
     """The engine of a process on one database and schema. Use `PostgresEngine.open(url)`, which shares it."""
 
     kind = "postgres"
+    server_clock = True
     transaction_class = PostgresTx
 
-    _open: ClassVar[dict[Any, PostgresEngine]] = {}
-    _open_lock = threading.Lock()
+    place: PostgresAddress
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock = SYSTEM) -> PostgresEngine:
+    def open(cls, url: str, *, clock: Clock = SYSTEM) -> Self:
         driver()  # a missing package is reported before a wrong URL
-        place = postgres_place(url)
-        key = (place, id(clock), Process.forks)
-        with cls._open_lock:
-            engine = cls._open.get(key)
-            if engine is None:
-                engine = cls._open[key] = cls(key, place, clock)
-            return engine.share()
+        return super().open(postgres_place(url), clock=clock)
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
-        super().__init__(key, str(place), clock)
-        self.place: PostgresAddress = place
-        #: Lease and wall times are the server's, unless a test passes its own clock.
-        self.by_server: bool = clock is SYSTEM
+        super().__init__(key, place, clock)
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
         self._notifier = PostgresNotifier(place, self.wake)
-
-    def lease_now(self) -> float:
-        return 0.0 if self.by_server else self.clock.boot()
 
     async def store_wall(self) -> float:
         return float(await self.read(server_time)) if self.by_server else self.clock.wall()
