@@ -10,13 +10,15 @@ import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, StepExecutionError
 from agent_runtime_core._core.clock import SYSTEM
-from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.engines import Op
+from agent_runtime_core.errors import InvalidArgument, StorageBusy
+from agent_runtime_core.queue import ServerLeases, operation_set
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing.clock import RunClock
 from agent_runtime_core.testing.contracts import events, queue, runs, state
 from tests.contract.third_party.their_engine import TheirEngine
 from tests.contract.third_party.their_sql_bus import TheirSQLBus
-from tests.contract.third_party.their_sql_queue import TheirSQLQueue
+from tests.contract.third_party.their_sql_queue import TheirSQLQueue, TheirSQLRows
 from tests.contract.third_party.their_sql_store import TheirSQLStore
 from tests.support.command_line import process
 
@@ -132,3 +134,76 @@ async def test_a_function_of_a_transaction_commits_with_its_step_and_rolls_back_
         )
     assert result.final_output == {"stored": 1}
     assert titles == ["Dune"]
+
+
+class ServerClock:
+    """The clock of a server."""
+
+    now = 1000.0
+
+
+class TimedEngine(TheirEngine):
+    server_clock = True
+
+    def begin(self, conn: Any, *, writes: bool) -> float:
+        super().begin(conn, writes=writes)
+        return ServerClock.now
+
+
+class TimedRows(ServerLeases, TheirSQLRows):
+    pass
+
+
+class TimedQueue(TheirSQLQueue):
+    engine_class = TimedEngine
+    operation_sets = (operation_set(TimedRows),)
+
+
+async def test_leases_are_measured_by_the_clock_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "one.db")
+    one = TimedQueue(place)
+    monkeypatch.setattr(SYSTEM, "boot", lambda: 5e9)  # of another machine
+    await one.enqueue("run-1", "agent", {})
+    [row] = await one.claim_rows("w1", 60)
+    assert row.lease_until == 1060.0
+    for now, count in ((1059.0, 0), (1061.0, 1)):
+        monkeypatch.setattr(ServerClock, "now", now)
+        assert len(await one.claim_rows("w2", 60)) == count
+    [(kept, _)] = (await one.engine.commit(None, [Op("queue.beat", ([(row.run_id, row.claim_id)], 60.0))]))[0]
+    assert not kept
+    await one.close()
+
+
+async def test_such_a_queue_keeps_the_contract_with_the_clock_of_a_test(tmp_path: Path) -> None:
+    places = Places((TimedQueue,), tmp_path)
+    await queue.check(places.make, again=places.again)
+
+
+class CutEngine(TheirEngine):
+    """Its connection is lost after the next commit: the reply is, too."""
+
+    is_cut = False
+
+    def end(self, conn: Any) -> None:
+        super().end(conn)
+        if self.is_cut:
+            self.is_cut = False
+            raise ConnectionResetError("the reply was lost")
+
+    def is_lost(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionResetError)
+
+
+class CutQueue(TheirSQLQueue):
+    engine_class = CutEngine
+
+
+async def test_a_claim_whose_reply_was_lost_leaves_its_run_to_the_next_claim(tmp_path: Path) -> None:
+    queue = CutQueue(str(tmp_path / "one.db"))
+    await queue.enqueue("run-1", "agent", {})
+    queue.engine.is_cut = True  # type: ignore[attr-defined]
+    with pytest.raises(StorageBusy, match="the reply to a claim was lost"):
+        await queue.claim_rows("w1", 60)
+    [row] = await queue.claim_rows("w1", 60)
+    assert (row.run_key, row.crashes) == ("run-1", 0)
+    await queue.close()
