@@ -16,7 +16,7 @@ from ..floor import Size
 from ..report import machine
 from .bars import ROWS
 from .contenders import versions
-from .server import NoServer, started
+from .server import NoServer, started, started_postgres
 from .turns import ROUNDS, Entry, Failed, ask, entries
 
 NAME = 34
@@ -90,19 +90,39 @@ def _redis(options: argparse.Namespace) -> Iterator[str]:
         ask("empty", where=options.redis_url)
 
 
+@contextlib.contextmanager
+def _postgres(options: argparse.Namespace) -> Iterator[str]:
+    """The URL of the PostgreSQL server for this run; "" where no row asks for one, or why there is none."""
+    contenders = [who for row in options.rows for who in ROWS[row].contenders if options.only in who.name]
+    with contextlib.ExitStack() as stack:
+        url = ""
+        if any(who.stands == "postgres" for who in contenders):
+            try:
+                url = stack.enter_context(started_postgres())
+            except NoServer as error:
+                url = str(error)
+        yield url
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(arguments)
     about = machine() | versions()
     found: list[Entry] = []
     since = time.perf_counter()
     try:
-        with _redis(options) as url, tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
+        with (
+            _redis(options) as url,
+            _postgres(options) as postgres,
+            tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder,
+        ):
             size = Size(Path(folder).resolve(), tiny=options.tiny)
             if "://" in url:
                 about["server"] = _server(url)
             print(*(f"{name} {value}" for name, value in about.items()), sep=", ", flush=True)
             for name in options.rows:
-                here = list(entries(name, ROWS[name], size, url, options.only, options.rounds))
+                here = list(
+                    entries(name, ROWS[name], size, {"redis": url, "postgres": postgres}, options.only, options.rounds)
+                )
                 _show(name, here)
                 found += here
     except (NoServer, Failed) as error:

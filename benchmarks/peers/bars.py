@@ -64,6 +64,7 @@ def _drained(processes: int, concurrency: int, full: int, tiny: int, against: st
 ONE, SIXTEEN = _drained(1, 1, 3000, 20), _drained(1, 16, 6000, 20)
 FOUR = _drained(4, 16, 12_000, 40, against=SIXTEEN.name)
 ENQUEUE = Shape("enqueue one by one", "enqueue", "jobs/s", 5000, 20, {"seconds": SECONDS})
+CHAIN = Shape("a chain of 100 steps, a step", "chain", "µs", 100, 10, {}, least_is_best=True)
 IDLE = Shape("idle enqueue to start, p50", "idle", "ms", 40, 3, {"seconds": 3 * SECONDS}, least_is_best=True)
 LIVE_1 = Shape("live, 1 subscriber", "live", "deliveries/s", 5000, 20, {"subscribers": 1})
 LIVE_100 = Shape("live, 100 subscribers", "live", "deliveries/s", 2000, 20, {"subscribers": 100})
@@ -72,8 +73,16 @@ _LISTENING = {"seconds": 3 * SECONDS}
 ACROSS = Shape("to another process, p50", "across", "ms", 40, 3, _LISTENING, least_is_best=True, elsewhere=True)
 
 _ON_REDIS = tuple(each for each in QUEUES if each.stands == "redis")
+_ON_POSTGRES = tuple(each for each in QUEUES if each.stands == "postgres")
+_STEPS = tuple(each for each in _ON_POSTGRES if each.name != "procrastinate")
 _ON_SQLITE = tuple(each for each in QUEUES if each.stands == "sqlite")
-_REDIS, _FULL, _NORMAL, _MEMORY = "ours, Redis", "ours, SQLite FULL", "ours, SQLite NORMAL", "ours, memory"
+_POSTGRES, _REDIS, _FULL, _NORMAL, _MEMORY = (
+    "ours, PostgreSQL",
+    "ours, Redis",
+    "ours, SQLite FULL",
+    "ours, SQLite NORMAL",
+    "ours, memory",
+)
 
 ROWS: dict[str, Row] = {
     "redis-drain": Row(
@@ -87,6 +96,11 @@ ROWS: dict[str, Row] = {
     ),
     "redis-idle": Row("queue", _ON_REDIS, (IDLE,), {IDLE.name: (Bar(_REDIS, "best", most=1),)}),
     "redis-enqueue": Row("queue", _ON_REDIS, (ENQUEUE,), {}),
+    "postgres-drain": Row(
+        "queue", _ON_POSTGRES, (ONE, SIXTEEN, FOUR), {SIXTEEN.name: (Bar(_POSTGRES, "best", least=2),)}
+    ),
+    "postgres-chain": Row("queue", _STEPS, (CHAIN,), {CHAIN.name: (Bar(_POSTGRES, "best", most=0.67),)}),
+    "postgres-idle": Row("queue", _ON_POSTGRES, (IDLE,), {IDLE.name: (Bar(_POSTGRES, "figure", most=15),)}),
     "sqlite-drain": Row(
         "queue",
         _ON_SQLITE,

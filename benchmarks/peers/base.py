@@ -50,6 +50,10 @@ class Queue(ABC):
     async def work(self, concurrency: int) -> None:
         """Run jobs, at most so many at once, until this process is ended."""
 
+    async def chain(self, count: int) -> float:
+        """Run one job of so many small steps, one after the other, and return the seconds between first and last."""
+        raise NotImplementedError
+
     async def close(self) -> None:  # noqa: B027 - some have nothing to let go of
         """Let go of connections."""
 

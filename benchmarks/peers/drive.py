@@ -38,6 +38,8 @@ async def server(where: str) -> dict[str, Any]:
 
 async def empty(where: str) -> dict[str, Any]:
     """Remove what earlier measures left in that database."""
+    if where.startswith("postgresql"):
+        return _empty_postgres(where)
     from redis.asyncio import Redis
 
     async with contextlib.aclosing(Redis.from_url(where)) as client:
@@ -45,10 +47,25 @@ async def empty(where: str) -> dict[str, Any]:
     return {}
 
 
+def _empty_postgres(where: str) -> dict[str, Any]:
+    import psycopg
+
+    with psycopg.connect(where, autocommit=True) as conn:
+        conn.execute("SET client_min_messages = error")
+        for (schema,) in conn.execute(
+            "SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'"
+        ).fetchall():
+            conn.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())
+        conn.execute("CREATE SCHEMA public")
+        conn.execute("CHECKPOINT")
+    return {}
+
+
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "drain": queue_measures.drain,
     "enqueue": queue_measures.enqueue,
     "idle": queue_measures.idle,
+    "chain": queue_measures.chain,
     "live": event_measures.live,
     "replay": event_measures.replay,
     "across": event_measures.across,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.status import RunStatus
 
 from . import base
@@ -31,8 +33,12 @@ class _Tell(AgentRuntime):
 
 
 def place(where: str) -> str:
-    """What our doors are given for a Redis URL, or for the path of a SQLite file."""
-    return f"{where}?prefix=bench" if "://" in where else where
+    """What our doors are given for the URL of a server, or for the path of a SQLite file."""
+    return f"{where}?prefix=bench" if where.startswith("redis") else where
+
+
+async def _value() -> int:
+    return 1
 
 
 class Queue(base.Queue):
@@ -51,6 +57,13 @@ class Queue(base.Queue):
 
     async def work(self, concurrency: int) -> None:
         await self.runner.run_loop(concurrency=concurrency)
+
+    async def chain(self, count: int) -> float:
+        async with open_run(place(self.where), "chain") as ctx:
+            since = time.perf_counter()
+            for n in range(count):
+                await ctx.step(f"step-{n}", _value)
+            return time.perf_counter() - since
 
     async def close(self) -> None:
         await self.runner.close()

@@ -63,6 +63,12 @@ async def enqueue(name: str, where: str, count: int, seconds: float) -> dict[str
         return {"value": done / (time.perf_counter() - since)}
 
 
+async def chain(name: str, where: str, count: int) -> dict[str, Any]:
+    """Microseconds a step of one job of so many steps."""
+    async with _opened(name, where) as queue:
+        return {"value": await queue.chain(count) / count * 1e6}
+
+
 async def idle(name: str, where: str, count: int, seconds: float) -> dict[str, Any]:
     """Milliseconds from enqueue here to the first line of the job in a process that had nothing to do."""
     async with _opened(name, where) as queue:

@@ -1,14 +1,18 @@
-"""A Redis server of this command's own: loopback, a free port, nothing written to disk, gone at the end."""
+"""A Redis server and a PostgreSQL server for this command alone: loopback, a free port, gone at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 NAMES = ("valkey-server", "redis-server")
 
@@ -51,10 +55,38 @@ def started() -> Iterator[str]:
             server.communicate()
 
 
-def _until_ready(server: subprocess.Popen[str]) -> None:
+def _until_ready(server: subprocess.Popen[str], words: str = "Ready to accept connections") -> None:
     assert server.stdout is not None
     said = ""
     for said in server.stdout:
-        if "Ready to accept connections" in said:
+        if words in said:
             return
     raise NoServer(f"the server ended with code {server.wait()}: {said.strip()}")
+
+
+@contextlib.contextmanager
+def started_postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server with its default settings, which flush each commit."""
+    found = shutil.which("initdb")
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parts[-2]))
+    programs = Path(found).parent if found else folders[-1] if folders else None
+    if programs is None:
+        raise NoServer("no initdb on the path: install the server of PostgreSQL")
+    user: dict[str, Any] = {} if os.geteuid() else {"user": "postgres", "group": "postgres", "extra_groups": []}
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="bench-postgres-", dir=os.environ.get("BENCH_DIR")) as folder:
+        if user:
+            shutil.chown(folder, "postgres", "postgres")
+        data = f"{folder}/data"
+        initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--locale=C.UTF-8"]
+        subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd="/", **user)
+        server = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", ""],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/", **user,
+        )  # fmt: skip
+        try:
+            _until_ready(server, "ready to accept connections")
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate()

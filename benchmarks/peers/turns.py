@@ -8,7 +8,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,12 +81,12 @@ class _Seat:
     refused: str = ""
     samples: list[float] = field(default_factory=list)
 
-    def measure(self, size: Size, redis: str) -> float:
+    def measure(self, size: Size, servers: Mapping[str, str]) -> float:
         if self.refused:
             return math.nan
         arguments = {**self.shape.arguments, "count": size.of(self.shape.full, self.shape.tiny)}
         try:
-            found = _asked(self.shape.measure, self.who, size, redis, **arguments)
+            found = _asked(self.shape.measure, self.who, size, servers, **arguments)
         except Failed as error:
             self.refused = str(error)
             return math.nan
@@ -98,29 +98,29 @@ class _Seat:
         return self.refused or (f"p99 {percentile(self.samples, 0.99):.1f} ms" if self.samples else "")
 
 
-def _asked(measure: str, who: Contender, size: Size, redis: str, **arguments: Any) -> dict[str, Any]:
+def _asked(measure: str, who: Contender, size: Size, servers: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
     """What is found in a place of its own."""
     with size.file() as path:
-        where = {"redis": redis, "sqlite": str(path)}.get(who.stands, "")
+        where = {**servers, "sqlite": str(path)}.get(who.stands, "")
         return ask(measure, name=who.name, where=where, **arguments)
 
 
-def _refusal(who: Contender, kind: str, size: Size, redis: str) -> str:
+def _refusal(who: Contender, kind: str, size: Size, servers: Mapping[str, str]) -> str:
     """Why it cannot be measured at all, or nothing."""
     if missing := who.missing():
         return missing
-    if who.stands == "redis" and "://" not in redis:
-        return redis
+    if "://" not in (where := servers.get(who.stands, "://")):
+        return where
     try:
-        _asked("probe", who, size, redis, kind=kind)
+        _asked("probe", who, size, servers, kind=kind)
     except Failed as error:
         return str(error)
     return ""
 
 
-def _seats(row: Row, only: str, size: Size, redis: str) -> list[_Seat]:
+def _seats(row: Row, only: str, size: Size, servers: Mapping[str, str]) -> list[_Seat]:
     wanted = [who for who in row.contenders if only in who.name]
-    refused = {who.name: _refusal(who, row.kind, size, redis) for who in wanted}
+    refused = {who.name: _refusal(who, row.kind, size, servers) for who in wanted}
     return [
         _Seat(
             shape, who, "keeps nothing for one that comes later" if shape.later and not who.keeps else refused[who.name]
@@ -138,10 +138,12 @@ def _best(seat: _Seat, medians: Sequence[tuple[_Seat, float]]) -> float | None:
     return seat.shape.better(alike) if alike else None
 
 
-def entries(name: str, row: Row, size: Size, redis: str, only: str = "", rounds: int = ROUNDS) -> Iterator[Entry]:
-    """Measure a row; of its contenders those whose name holds `only`. `redis` is a URL, or why there is none."""
-    seats = _seats(row, only, size, redis)
-    taken = in_turns(size.rounds(rounds), *(functools.partial(seat.measure, size, redis) for seat in seats))
+def entries(
+    name: str, row: Row, size: Size, servers: Mapping[str, str], only: str = "", rounds: int = ROUNDS
+) -> Iterator[Entry]:
+    """Measure a row; of its contenders those whose name holds `only`. `servers` has URLs, or why there is none."""
+    seats = _seats(row, only, size, servers)
+    taken = in_turns(size.rounds(rounds), *(functools.partial(seat.measure, size, servers) for seat in seats))
     medians = [(seat, value) for seat, value in zip(seats, taken, strict=True) if not seat.refused]
     found = {(seat.shape.name, seat.who.name): value for seat, value in medians}
     for seat in seats:
