@@ -48,17 +48,17 @@ def insert(tx: Any, run_id: str, new: Record) -> None:
     tx.conn.execute(f"INSERT INTO journal VALUES (?{', ?' * len(new)})", (run_id, *new))
 
 
-def state(source: Any, run_id: str) -> StateRow:
+def state_of(source: Any, run_id: str) -> StateRow:
     found = rows(source, StateRow, "SELECT status, checkpoint, mark, t FROM states WHERE run_id = ?", run_id)
     return next(iter(found), StateRow())
 
 
 def checkpoint(tx: Any, run_id: str, text: str, mark: str | None, now: float) -> None:
-    save(tx, run_id, state(tx, run_id)._replace(checkpoint=text, mark=mark, t=now))
+    save(tx, run_id, state_of(tx, run_id)._replace(checkpoint=text, mark=mark, t=now))
 
 
 def status(tx: Any, run_id: str, text: str, now: float) -> None:
-    save(tx, run_id, state(tx, run_id)._replace(status=text, t=now))
+    save(tx, run_id, state_of(tx, run_id)._replace(status=text, t=now))
 
 
 def save(tx: Any, run_id: str, row: StateRow) -> None:
@@ -92,7 +92,7 @@ def drop_lineage(tx: Any, origin: str) -> None:
 
 
 JOURNAL = JournalOperations(record, newest, ending, insert, head)
-STATE = StateOperations(state, effects, put, drop, drop_lineage)
+STATE = StateOperations(state_of, effects, put, drop, drop_lineage)
 
 
 class TheirSQLStore(TheirBackend, StateStore):
@@ -104,7 +104,7 @@ class TheirSQLStore(TheirBackend, StateStore):
         "records": records,
         "ending": ending,
         "endings": endings,
-        "state": state,
+        "state": state_of,
         "effects": effects,
     }
     transacts = True
