@@ -6,7 +6,8 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Final, cast
+from dataclasses import replace
+from typing import Any, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.validation import Shown, must
@@ -14,7 +15,7 @@ from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
 from ..commit_request import CommitRequest, LoopBatch
-from ..shared_engine import Process, SafetyFinding
+from ..shared_engine import SafetyFinding
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
 from .migration import migrate, outdated, require_schema
@@ -67,29 +68,20 @@ class PostgresEngine(ThreadedEngine):
     """The engine of a process on one database and schema. Use `PostgresEngine.open(url)`, which shares it."""
 
     kind = "postgres"
+    server_clock = True
     transaction_class = PostgresTx
 
-    _open: ClassVar[dict[Any, PostgresEngine]] = {}
-    _open_lock = threading.Lock()
+    place: PostgresAddress
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock = SYSTEM, read_only: bool = False) -> PostgresEngine:
+    def open(cls, url: str, *, clock: Clock = SYSTEM, read_only: bool = False) -> Self:
         """Open the engine, or share it. With `read_only` it creates no table, and a role that only reads suffices."""
         driver()  # a missing package is reported before a wrong URL
-        place = postgres_place(url)
-        key = (place, id(clock), Process.forks, read_only)
-        with cls._open_lock:
-            engine = cls._open.get(key)
-            if engine is None:
-                engine = cls._open[key] = cls(key, place, clock, read_only)
-            return engine.share()
+        return super().open(replace(postgres_place(url), reads_only=read_only), clock=clock)
 
-    def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock, reads_only: bool = False) -> None:
-        super().__init__(key, place.shown(), clock)
-        self.place: PostgresAddress = place
-        self.reads_only: bool = reads_only
-        #: Lease and wall times are the server's, unless a test passes its own clock.
-        self.by_server: bool = clock is SYSTEM
+    def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
+        super().__init__(key, place, clock)
+        self.location = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
@@ -98,9 +90,6 @@ class PostgresEngine(ThreadedEngine):
         self._server = ""
         self._notifier = PostgresNotifier(place, self.wake)
         self._functions = FunctionThreads(self._has_function, self.commit_each, self._inbox.put)
-
-    def lease_now(self) -> float:
-        return 0.0 if self.by_server else self.clock.boot()
 
     async def store_wall(self) -> float:
         return float(await self.read(server_time)) if self.by_server else self.clock.wall()
@@ -116,7 +105,7 @@ class PostgresEngine(ThreadedEngine):
                 raise StorageError(f"{self.location} refused the connection ({error!s:.300}). {fix}") from error
             raise
         try:
-            found = check(reported(conn), self.place, reads_only=self.reads_only)
+            found = check(reported(conn), self.place, reads_only=self.place.reads_only)
             if self._unmigrated:
                 self._migrate(conn)
             self._connected(conn, found)
@@ -218,13 +207,13 @@ class PostgresEngine(ThreadedEngine):
     def is_conflict(self, error: BaseException) -> bool:
         return isinstance(error, AppliedMeanwhile) or getattr(error, "sqlstate", None) in _CONFLICT
 
-    def _unavailable(self, error: BaseException) -> StorageBusy:
+    def _unavailable(self, error: BaseException, fix: str) -> StorageBusy:
         if isinstance(error, IsStandby) or getattr(error, "sqlstate", None) == "25006":
             return StorageBusy(
                 f"{self.location} is read-only ({error!s:.300}), and was for {self.timeout:g} s. The outcome of the "
                 "write is unknown. Repeat it when the primary answers, or name the primary in the URL"
             )
-        return super()._unavailable(error)
+        return super()._unavailable(error, fix)
 
     def translate(self, error: BaseException) -> StorageError:
         state, text = getattr(error, "sqlstate", None), f"{error!s:.300}".strip()
@@ -245,7 +234,7 @@ class PostgresEngine(ThreadedEngine):
         with self._migration:
             waiting = [*self._unmigrated]
             if waiting:
-                (require_schema if self.reads_only else migrate)(conn, self.place, waiting)
+                (require_schema if self.place.reads_only else migrate)(conn, self.place, waiting)
                 del self._unmigrated[: len(waiting)]
 
     # -- other processes on this server
@@ -257,7 +246,7 @@ class PostgresEngine(ThreadedEngine):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
-        return super().listen(topic, wake)
+        return cast("Callable[[], None]", super().listen(topic, wake))
 
     @property
     def hears(self) -> bool:
