@@ -29,6 +29,7 @@ class StoreOutage:
     Attributes:
         since: Monotonic time at which the store was first found to be away; None while it answers.
         failed_at: Monotonic time of the last failure; -1 without one.
+        ended_at: Monotonic time at which the store was last found to answer again; -1 without an outage.
     """
 
     _of: ClassVar[WeakKeyDictionary[Any, StoreOutage]] = WeakKeyDictionary()
@@ -37,12 +38,17 @@ class StoreOutage:
     def __init__(self, name: str, clock: Clock) -> None:
         self.since: float | None = None
         self.failed_at: float = -1.0
+        self.ended_at: float = -1.0
         self._name, self._clock = name, clock
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
-        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location."""
+        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location.
+
+        All that use one engine share them: the engine itself, its backends, and what encodes their commits.
+        """
+        store = getattr(store, "engine", store)
         with cls._of_lock:
             found = cls._of.get(store)
             if found is None:
@@ -71,5 +77,6 @@ class StoreOutage:
         with self._lock:
             if self.since is None:
                 return
-            seconds, self.since = self._clock.monotonic() - self.since, None
+            self.ended_at = self._clock.monotonic()
+            seconds, self.since = self.ended_at - self.since, None
         log.info("store %s answers again after %.1f s", self._name, seconds)

@@ -344,11 +344,12 @@ class RunQueue(Backend):
             unconfirmed = tuple(self.unconfirmed_tickets)
             await self.give_back(unconfirmed)
             self.unconfirmed_tickets.difference_update(unconfirmed)
-        live = [] if want.ready_only else self.live_claims.unextended(self)
+        claims = self.live_claims
+        live = [] if want.ready_only else claims.unextended(self)
         extends = [Op("queue.beat", (live, want.lease_until))] if live else []
         began = self.clock.monotonic()
         try:
-            return (await self.commits.commit(None, [*extends, *ops]))[len(extends) :]
+            results = (await self.commits.commit(None, [*extends, *ops]))[len(extends) :]
         except (asyncio.CancelledError, StorageBusy) as error:
             if isinstance(error, StorageBusy) and self.clock.monotonic() - began > PROMPT_SECONDS:
                 # A store that does not reply would delay the error once more: release before the next claim instead.
@@ -356,6 +357,9 @@ class RunQueue(Backend):
             else:
                 await self.try_give_back(want.tickets)
             raise
+        if claims.outage.since is not None:  # a process without a worker may have no heartbeat that tells
+            claims.outage.answered()
+        return results
 
     async def _release_abandoned(self, run_id: str | None = None) -> None:
         """Release the claims of this process that no code executes any more."""

@@ -97,6 +97,8 @@ class HeldClaim(LeasedRun):
         self._queue_commits = backends.queue.commits
         self._tracer = tracer
         self._hook = agent if isinstance(agent, CompletionHook) else None
+        #: A new claim id extends no lease, so only the heartbeat and later claims change this.
+        self.extended_at: float = self.clock.boot()
         self.writer: ClaimWriter = self._new_writer()
 
     def _new_writer(self) -> ClaimWriter:
@@ -127,7 +129,6 @@ class HeldClaim(LeasedRun):
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
         self.reported_at: float = self.clock.monotonic()
         self.answered_at: float = self.reported_at
-        self.extended_at: float = self.clock.boot()
         self.ends: float = self.reported_at + self._longest
         self.seen: int = self.row.mail_seq
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
