@@ -404,13 +404,7 @@ class SimRemoteEngine(Bells, Engine):
             self.world.failed(self.host, self.place)
             answer(future, None, StorageBusy("the connection to the simulated server broke"))
 
-        self._send(
-            Message(
-                lambda: seen.append(self.server.look(fn, args)),
-                lambda: answer(future, *seen[0]),
-                fail,
-            )
-        )
+        self._send(Message(lambda: seen.append(self.server.look(fn, args)), lambda: answer(future, *seen[0]), fail))
         return await future
 
     def lease_now(self) -> float:
