@@ -251,7 +251,7 @@ async def test_a_commit_without_a_heartbeat_ends_an_outage(call: str) -> None:
                 assert await claims(runner) == []
             case "execute":
                 with pytest.raises(RunBusy):
-                    await runner.execute(runner.registry.get("script"), "r", if_running="raise")
+                    await runner.execute("script", "r", if_running="raise")
         assert outage.since is None
 
 
