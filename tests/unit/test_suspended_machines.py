@@ -215,12 +215,14 @@ async def test_after_an_outage_no_lease_is_taken_over_for_an_interval(place: Pat
         queue, another = rig.runner.queue, rig.another(worker_id="other")
         if encoded:
             queue.payloads = another.queue.payloads = Payloads(Opened())
+        rig.register(Work().body)
         await rig.runner.submit("script", run_id="r")
         assert await claims(another) == ["r"]
         clock.advance(LEASE + 1)
         StoreOutage.of(queue.commits, clock).noticed(StorageBusy("away"))
         clock.advance(LEASE)
-        assert await claims(rig.runner) == []
+        with pytest.raises(RunBusy):
+            await rig.runner.execute("script", "r", if_running="raise")
         clock.advance(DEFERRED_INTERVALS * LEASE / 3 - 0.1)
         assert await claims(rig.runner) == []
         clock.advance(0.2)
@@ -237,7 +239,7 @@ class Opened:
         return text
 
 
-@pytest.mark.parametrize("call", ["row of a worker", "claim", "execute"])
+@pytest.mark.parametrize("call", ["row of a worker", "execute"])
 async def test_a_commit_without_a_heartbeat_ends_an_outage(call: str) -> None:
     async with executing(None) as (rig, clock, _):
         runner = rig.runner
@@ -247,12 +249,49 @@ async def test_a_commit_without_a_heartbeat_ends_an_outage(call: str) -> None:
         match call:
             case "row of a worker":
                 await runner._process.renew()
-            case "claim":
-                assert await claims(runner) == []
             case "execute":
                 with pytest.raises(RunBusy):
                     await runner.execute("script", "r", if_running="raise")
         assert outage.since is None
+
+
+async def test_code_does_not_see_an_outage_that_outlasts_its_lease_between_two_heartbeats(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, caught = list[int](), list[BaseException]()
+    failures = 0
+    async with Rig(place, None, **SETTINGS) as rig:
+        clock, engine = rig.clock, rig.runner.queue.commits
+        commit = engine.commit
+
+        async def slow(guard: Any, ops: Any) -> Any:
+            nonlocal failures
+            if failures and any(op.name == "journal.append" for op in ops):
+                failures -= 1
+                clock.advance(LEASE)  # type: ignore[attr-defined]
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        async def work() -> str:
+            nonlocal failures
+            failures = 0 if ran else 2
+            ran.append(1)
+            return "done"
+
+        async def body(ctx: Any) -> Any:
+            try:
+                return await ctx.step("work", work)
+            except Exception as error:  # noqa: BLE001 - as code of users does
+                caught.append(error)
+                raise RuntimeError("the step has failed") from None
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        monkeypatch.setattr(engine, "commit", slow)
+        assert await rig.runner.run_once()
+        row = await rig.runner.queue.require("r")
+        assert (row.status, row.failures, row.attempt) == ("succeeded", 0, 1)
+        assert (len(ran), caught) == (2, [])
 
 
 async def test_a_run_that_is_abandoned_can_be_cancelled_after_an_outage() -> None:

@@ -344,12 +344,11 @@ class RunQueue(Backend):
             unconfirmed = tuple(self.unconfirmed_tickets)
             await self.give_back(unconfirmed)
             self.unconfirmed_tickets.difference_update(unconfirmed)
-        claims = self.live_claims
-        live = [] if want.ready_only else claims.unextended(self)
+        live = [] if want.ready_only else self.live_claims.unextended(self)
         extends = [Op("queue.beat", (live, want.lease_until))] if live else []
         began = self.clock.monotonic()
         try:
-            results = (await self.commits.commit(None, [*extends, *ops]))[len(extends) :]
+            return (await self.commits.commit(None, [*extends, *ops]))[len(extends) :]
         except (asyncio.CancelledError, StorageBusy) as error:
             if isinstance(error, StorageBusy) and self.clock.monotonic() - began > PROMPT_SECONDS:
                 # A store that does not reply would delay the error once more: release before the next claim instead.
@@ -357,9 +356,6 @@ class RunQueue(Backend):
             else:
                 await self.try_give_back(want.tickets)
             raise
-        if claims.outage.since is not None:  # a process without a worker may have no heartbeat that tells
-            claims.outage.answered()
-        return results
 
     async def _release_abandoned(self, run_id: str | None = None) -> None:
         """Release the claims of this process that no code executes any more."""
@@ -448,6 +444,7 @@ class RunQueue(Backend):
         result: tuple[str, RunRow | None] = (
             await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
         )[0]
+        self.live_claims.outage.answered()  # a process without a worker may have no heartbeat that tells
         stored_row = result[1]
         if (
             result[0] == "conflict"

@@ -53,7 +53,7 @@ class LiveClaims:
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
         self.posts: int = 0  # messages that this process was asked to post
-        #: The outages of the store, which a claim that the store answers ends.
+        #: The outages of the store.
         self.outage: StoreOutage = outage
         self._owed: dict[str, RunUpdate] = {}  # releases that an outage has refused, by run id
         self._before, self._until = 0.0, float("-inf")  # boot time before the suspend; end of the deferral

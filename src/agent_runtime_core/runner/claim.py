@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .._core.clock import Clock, aware
 from .._core.codec.json import encode
+from .._core.context_vars import claimed_run
 from .._core.ids import known_uuid, new_ulid
 from .._core.log import log
 from .._engines.base import Committer, Guard, Op
@@ -187,6 +188,9 @@ class HeldClaim(LeasedRun):
             return False
         is_late = control.stopped is Stop.OUTAGE or now - self.answered_at > self.config.silence_seconds
         if is_late and not self.leaving:
+            if claimed_run() is control:  # code, which could catch the error before the heartbeat has stopped it
+                self.stop_for_outage(self.row.claim_id)
+                await control.ensure_open()
             return False
         await self.clock.sleep_for(OUTAGE_PAUSE)
         return True

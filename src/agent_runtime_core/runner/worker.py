@@ -448,6 +448,7 @@ class Worker:
                 raise
             log.warning("claiming runs failed: %s; retrying", error)
             return False
+        self._outage.answered()
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping
