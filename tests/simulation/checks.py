@@ -251,7 +251,7 @@ class Watch:
             self.wrong(f"run {row.run_id} was put off by {host} at {at:.3f} s and is claimed late, due by {due:.3f}")
 
     def timed_out(self, limit: Duration, began: float) -> None:
-        """A wait in memory ends when one of the clocks says so, and soon after."""
+        """A wait in memory ends when one of the clocks says so, and soon after; in an outage, soon after that."""
         world, host = self.world, HOST.get()
         clock, now = world.labels[host].clock, world.loop.now
         since = max(began, world.woke.get(host, 0.0))
@@ -262,7 +262,7 @@ class Watch:
             ends.append(max(now - late, since, world.stepped.get(host, 0.0)))
         if not ends:
             self.wrong(f"a wait on {host} ends early by both clocks")
-        elif now > min(ends) + clock.wall_check + SLACK:
+        elif now > max(min(ends), world.away.get(host, 0.0)) + clock.wall_check + SLACK:
             self.wrong(f"a wait on {host} that was over at {min(ends):.3f} s ends now")
 
     def _settle(self, run: str, how: RunUpdate, row: RunRow) -> None:

@@ -69,7 +69,8 @@ class World:
         self.naps: dict[str, tuple[float, float]] = {}  # of a host: when its machine last fell asleep, and woke up
         self.stepped: dict[str, float] = {}  # when the wall clock of a host last jumped
         self.reachable: dict[str, float] = {}
-        self.busy: dict[str, float] = {}  # when a call of a host last failed at the store of the queue
+        self.away: dict[str, float] = {}  # when a call of a host last failed at a store
+        self.busy: dict[str, float] = {}  # the same at the store of the queue
         self.outside = contextvars.copy_context()
         self.outside.run(HOST.set, "")
         self.lines: deque[tuple[float, str, str, Any]] = deque(maxlen=TRACE_LINES)
@@ -279,6 +280,7 @@ class World:
 
     def failed(self, label: str, place: str) -> None:
         """A call of a host has failed at that place, as during an outage."""
+        self.away[label] = self.loop.now
         if place == self.layout[0]:
             self.busy[label] = self.loop.now
 
