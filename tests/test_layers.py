@@ -192,16 +192,16 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 8555,
-    "runner": 7362,
-    "_execution": 5998,
+    "testing": 9150,
+    "runner": 7385,
+    "_execution": 6031,
     "persistence": 5714,
     "llm": 3942,
-    "_engines": 4173,
+    "_engines": 4192,
     "_core": 3328,
     "turns": 2990,
     "server": 2952,
-    "cli": 2851,
+    "cli": 2987,
     "integrations": 2553,
     "queue": 2674,
     "_views": 2264,
