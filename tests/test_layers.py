@@ -195,8 +195,8 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9174,
-    "runner": 7364,
-    "_execution": 5998,
+    "runner": 7385,
+    "_execution": 6031,
     "persistence": 5900,
     "llm": 3942,
     "_engines": 5227,

@@ -470,6 +470,8 @@ class RunQueue(Backend):
         result: tuple[str, RunRow | None] = (
             await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
         )[0]
+        # A process without a worker may have no heartbeat that tells.
+        self.live_claims.outage.answered(wrote=result[0] == "claimed")
         stored_row = result[1]
         if (
             result[0] == "conflict"
