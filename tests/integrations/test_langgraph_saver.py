@@ -22,15 +22,15 @@ from agent_runtime_core.integrations.langgraph import AgentRuntimeSaver
 from agent_runtime_core.persistence import open_document_store
 from agent_runtime_core.persistence.documents.base import DocumentStore
 from agent_runtime_core.persistence.fencing import CURRENT_CLAIM, FencedWrites
-from tests.support.backends import backends
+from tests.support.backends import POSTGRES, SERVERS
 
-BACKENDS = backends(["memory", "sqlite", "files", "redis", "postgres"])
+BACKENDS = ["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 KINDS = ("checkpoint", "write", "channel")
 
 
 @pytest.fixture(params=BACKENDS)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param in ("redis", "postgres"):
+    if request.param in SERVERS:
         return str(request.getfixturevalue(f"{request.param}_url"))
     return {"memory": "memory://", "sqlite": str(tmp_path / "graphs.db"), "files": f"files:///{tmp_path}/graphs"}[
         request.param

@@ -22,7 +22,7 @@ from websockets.sync.connection import Connection
 
 from tests.server.conftest import TOKEN, Served
 from tests.server.served_turns import PIECE
-from tests.support.backends import backends
+from tests.support.backends import POSTGRES
 from tests.support.pages import blocks_of
 from tests.support.processes import PATIENCE, ROOT, Command
 
@@ -32,7 +32,7 @@ Servers = tuple[Served, Served]
 MOST_UNREAD = 320 * 1024
 
 
-@pytest.fixture(params=backends(["sqlite", "redis", "postgres"]))
+@pytest.fixture(params=["sqlite", "redis", POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return (
         str(tmp_path / "agents.db")
@@ -43,7 +43,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def start(store: str, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servers]:
-    """`start(*arguments)`: where to submit and where to read; on Redis and PostgreSQL two servers, else one."""
+    """`start(*arguments)`: where to submit and where to read; on Redis two servers, else one."""
     monkeypatch.setenv("ARC_TEST_STORE", store)
 
     def servers(*args: str) -> Servers:

@@ -18,7 +18,7 @@ from agent_runtime_core.errors import NotSupported, StorageCorrupt, UnknownEncry
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.support.backends import backends
+from tests.support.backends import POSTGRES
 from tests.support.command_line import Commands, process
 from tests.support.local_client import LocalClient, inspecting
 from tests.support.runs import Script
@@ -101,7 +101,7 @@ async def write_store(url: str, codec: AESGCMCodec | None) -> None:
     reset_config()
 
 
-@pytest.fixture(params=backends(["sqlite", "redis", "postgres"]))
+@pytest.fixture(params=["sqlite", "redis", POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     found = (
         str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue(f"{request.param}_url"))

@@ -20,7 +20,8 @@ from agent_runtime_core import AgentRunner
 from agent_runtime_core._engines.postgres import diagnosis
 from agent_runtime_core._engines.postgres.migration import migrate_store
 from tests.support.command_line import Commands
-from tests.support.postgres_servers import HOST, PostgresServer, missing
+from tests.support.postgres_servers import PostgresServer, missing
+from tests.support.redis_servers import HOST
 
 pytestmark = pytest.mark.postgres
 

@@ -38,7 +38,7 @@ class PostgresNotifier:
 
     def __init__(self, place: PostgresAddress, wake: Callable[..., None]) -> None:
         self._place, self._wake = place, wake
-        self._channel = f"{_CHANNEL}_{place.schema}"
+        self.channel: str = f"{_CHANNEL}_{place.schema}"
         self._lock = threading.Condition()
         self._topics: set[str] = set()
         self._own = new_ulid(SYSTEM)
@@ -84,7 +84,7 @@ class PostgresNotifier:
                     )
                 conn.execute(
                     "BEGIN; SET LOCAL synchronous_commit = off; "
-                    + "; ".join(f"NOTIFY {self._channel}, '{self._own} {topic}'" for topic in sorted(topics))
+                    + "; ".join(f"NOTIFY {self.channel}, '{self._own} {topic}'" for topic in sorted(topics))
                     + "; COMMIT"
                 )
             except driver().Error:
@@ -111,7 +111,7 @@ class PostgresNotifier:
                     prepare_threshold=None,
                     application_name="agent-runtime listener",
                 )
-                conn.execute(f"LISTEN {self._channel}")
+                conn.execute(f"LISTEN {self.channel}")
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
             except (driver().Error, OSError) as error:
