@@ -138,6 +138,19 @@ async def test_a_role_without_rights_on_the_schema_is_told_who_grants_them(role:
                 await runner.runs()
 
 
+async def test_a_role_without_rights_on_a_table_is_told_who_grants_them(
+    role: str, postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    migrate_store(postgres_url, role=role)
+    postgres_server.ask(f'REVOKE INSERT ON {schema_of(postgres_url)}.mail FROM "{role}"')
+    async with opened(of(role, postgres_url)) as runner:
+        await runner.submit("steps", {"params": {}}, run_id="r")
+        with pytest.raises(StorageOutdated, match=r"permission denied for table mail.*agent-runtime migrate .* --role"):
+            await runner.signal("r", "go")
+        migrate_store(postgres_url, role=role)
+        await runner.signal("r", "go")
+
+
 @pytest.mark.parametrize("read_only", [True, False])
 async def test_a_newer_schema_is_refused(read_only: bool, postgres_url: str, postgres_server: PostgresServer) -> None:
     migrate_store(postgres_url)

@@ -221,8 +221,8 @@ class PostgresEngine(ThreadedEngine):
             return StorageFull(f"no space to write {self.location} ({text}). Acknowledged writes are kept. Free some")
         if state in _CORRUPT:
             return StorageCorrupt(f"{self.location} is damaged ({text}). Restore a backup")
-        if state in ("42P01", "42703", "3F000"):
-            return outdated(self.place, f"lacks tables ({text})")
+        if state in ("42P01", "42703", "3F000", "42501"):
+            return outdated(self.place, f"lacks tables, or rights of this user ({text})")
         return StorageError(f"{self.location}: {text}")
 
     # -- the schema

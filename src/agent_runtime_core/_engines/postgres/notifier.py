@@ -114,16 +114,16 @@ class PostgresNotifier:
                 conn.execute(f"LISTEN {self.channel}")
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
-                failures = 0
             except (driver().Error, OSError) as error:
-                failures += 1
+                failures = 1 if self.hears else failures + 1
                 if failures == 2 and not self._closed.is_set():
+                    hint = "A pooler such as PgBouncer does that: add listen_url= with the URL of the server itself"
                     log.warning(
-                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. A pooler "
-                        "such as PgBouncer does that: add listen_url= with the URL of the server itself",
+                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. %s",
                         self._place,
-                        f"{error!s:.200}".strip(),
+                        " ".join(f"{error!s:.200}".split()),
                         POLL,
+                        hint if isinstance(error, OSError) else "They are sent again when it answers",
                     )
             finally:
                 self.hears = False
