@@ -18,7 +18,8 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.redis_servers import HOST, free_port
+from tests.support.redis_servers import HOST as HOST
+from tests.support.redis_servers import free_port
 
 START_SECONDS = 20.0
 

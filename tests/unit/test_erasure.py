@@ -41,6 +41,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
     if request.param == "postgres":
         url, database = str(request.getfixturevalue("postgres_url")), request.getfixturevalue("postgres_server")
         return url, lambda _: repr(database.rows(url)).encode()
+    if request.param == "postgres":
+        url, server = str(request.getfixturevalue("postgres_url")), request.getfixturevalue("postgres_server")
+        return url, lambda _: store.raw_postgres(server, url)
     if request.param == "sqlite":
         path = tmp_path / "runs.db"
         return str(path), lambda _: store.raw_file(path)
