@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import psycopg
@@ -43,14 +44,14 @@ class Queue(base.Queue):
         super().__init__(where)
         self._client: DBOSClient | None = None
 
-    def _launch(self, concurrency: int) -> None:
+    async def _launch(self, concurrency: int) -> None:
         config: DBOSConfig = {
             "name": "bench", "system_database_url": self.where, "application_version": "1", "log_level": "ERROR",
             "run_admin_server": False,
         }  # fmt: skip
         DBOS(config=config)
         DBOS.launch()
-        DBOS.register_queue("bench", worker_concurrency=concurrency, polling_interval_sec=0.02)
+        await DBOS.register_queue_async("bench", worker_concurrency=concurrency, polling_interval_sec=0.02)
 
     async def open(self) -> None:
         run_dbos_database_migrations(self.where)
@@ -67,13 +68,12 @@ class Queue(base.Queue):
         return 0 if row is None else int(row[0])
 
     async def work(self, concurrency: int) -> None:
-        self._launch(concurrency)
+        await self._launch(concurrency)
         await base.for_ever()
 
     async def chain(self, count: int) -> float:
-        self._launch(1)
-        handle = await DBOS.start_workflow_async(_chain, count)
-        return float(await handle.get_result())
+        await self._launch(1)
+        return await asyncio.to_thread(_chain, count)
 
     async def close(self) -> None:
         if self._client is not None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from agent_runtime_core.queue import RunRow
 from agent_runtime_core.state import StateRow
-from agent_runtime_core.testing.contracts import checks, events, queue, state
+from agent_runtime_core.testing.contracts import (
+    checks,
+    events,
+    queue,
+    queue_concurrency_keys,
+    queue_leases,
+    queue_reads,
+    state,
+)
 from agent_runtime_core.testing.contracts.checks import same
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
@@ -91,6 +100,61 @@ async def test_a_case_that_waits_in_vain_says_which_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(checks, "PATIENCE", 0.01)
     with pytest.raises(AssertionError, match=r"^a_claim_hands_over_what_was_enqueued: did not finish within"):
         await queue.check(Silent)
+
+
+async def test_the_time_of_a_loaded_server_is_not_that_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TheirStore] = []
+
+    class Loaded(TheirStore):
+        async def commit(self, *args: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await super().commit(*args)
+
+    def make() -> TheirStore:
+        made.append(Loaded())
+        return made[-1]
+
+    async def commits(make: Any) -> None:
+        store = make()
+        for _ in range(3):
+            await store.commits.commit(None, [])
+
+    async def waits(make: Any) -> None:
+        await commits(make)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(checks, "PATIENCE", 0.2)
+    await checks.Cases[Any]()(commits)(make)
+    with pytest.raises(AssertionError, match=r"^waits: did not finish within 0.2 s$"):
+        await checks.Cases[Any]()(waits)(make)
+    assert len(made) == 2
+    assert not any("commit" in vars(store) for store in made), "the backends are as they were"
+
+
+async def test_leases_by_the_clock_of_a_server_move_with_the_clock_of_a_case() -> None:
+    class ByServer(TheirQueue):
+        def lease_now(self) -> float:
+            return time.monotonic() + 1e9
+
+    class ByOffset(TheirQueue):
+        def lease_now(self) -> float:
+            return self.clock.boot() + 1e9
+
+    for case in (
+        *queue_leases.CASES,
+        queue_reads.times_and_limits_are_kept,
+        queue_concurrency_keys.an_inline_run_that_nobody_goes_on_with_stands_aside,
+    ):
+        await case(ByServer)
+        await case(ByOffset)
+
+    class Stopped(TheirQueue):
+        async def commit(self, guard: Any, ops: Any) -> Any:
+            want = [op._replace(args=(op.args[0]._replace(lease_now=0.0),)) if "claim" in op.name else op for op in ops]
+            return await super().commit(guard, want)
+
+    with pytest.raises(AssertionError, match="a run with an expired lease was not claimed"):
+        await queue_leases.a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(Stopped)
 
 
 async def test_a_time_out_of_the_backend_is_its_own() -> None:

@@ -1,7 +1,7 @@
-"""Several objects lock the rows of runs and their concurrency keys in one order: none waits for one that waits for it.
+"""Several processes lock the rows of runs and their concurrency keys in the same order, so none waits in a circle.
 
-The server looks for deadlocks after 5 ms, and each that it finds is in its log. By default it would look after a
-second, for which all of the commits would wait.
+The server looks for deadlocks after 5 ms, and logs each that it finds. By default it looks after a second, and the
+commits wait for so long.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
@@ -71,14 +71,9 @@ class Together:
             case 6:
                 live = [(row.run_id, row.claim_id) for row in self.claimed]
                 self.chance.shuffle(live)
-                await self.queue.commit(None, [self.beat(live)])
+                await self.queue.commit(None, [Op("queue.beat", (live, self.queue.lease_now() + 60))])
             case _:
                 await asyncio.gather(*(self._settle() for _ in range(6)))
-
-    def beat(self, claims: list[tuple[str, str]]) -> Any:
-        from agent_runtime_core._engines.base import Op
-
-        return Op("queue.beat", (claims, self.queue.lease_now() + 60))
 
     async def _submit(self) -> None:
         key = f"key{self.chance.randrange(4)}" if self.chance.random() < 0.7 else None

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet
+from agent_runtime_core._engines.base import Engine, Guard, Op, OperationSet, Outcome
 from agent_runtime_core._engines.commit_request import CommitRequest, resolve
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._engines.sqlite.readers import answer
@@ -382,9 +382,11 @@ class SimRemoteEngine(Bells, Engine):
             raise StorageBusy(UNKNOWN)
         return answer_of(request)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         self._ensure_open()
-        self._submit(CommitRequest(guard, ops))
+        request = CommitRequest(guard, ops)
+        self._submit(request)
+        return request
 
     # -- the rest
 

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -22,7 +23,7 @@ from .._core.clock import Clock
 from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
 from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, moved
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, Outcome, moved
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import SharedEngine
 
@@ -31,7 +32,20 @@ MOST_TOGETHER: Final = 64  # commits of one transaction
 READERS: Final = 2  # threads that read, at most
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds before a transaction is repeated
 
-Read = tuple[Callable[..., Any], tuple[Any, ...], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+IN_ORDER: Final = 0.02  # seconds for which the result of a read waits for the results of reads before it
+
+
+class _Read:
+    """A read, and its outcome once `done`."""
+
+    __slots__ = ("args", "done", "error", "fn", "future", "loop", "result")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
+        self.fn, self.args, self.future = fn, args, future
+        self.loop = future.get_loop()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
 
 
 class ThreadedTx:
@@ -99,7 +113,8 @@ class ThreadedEngine(SharedEngine):
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
-        self._reads: SimpleQueue[Read | None] = SimpleQueue()
+        self._reads: SimpleQueue[_Read | None] = SimpleQueue()
+        self._unanswered: deque[_Read] = deque()  # in the order of the calls
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._readers: list[threading.Thread] = []
@@ -197,13 +212,14 @@ class ThreadedEngine(SharedEngine):
         self._ensure_open()
         return wait_in_thread(CommitRequest(guard, ops), self.submit, self.location, self.timeout * 1.2)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         self._ensure_open()
         request = CommitRequest(guard, ops)
         with contextlib.suppress(RuntimeError):
             self._batches.here().send(request)
-            return
+            return request
         self.submit(request)
+        return request
 
     def submit(self, request: CommitRequest) -> None:
         """Pass on a commit, to be applied after every earlier one of the same caller."""
@@ -214,13 +230,13 @@ class ThreadedEngine(SharedEngine):
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._ensure_open()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        read = _Read(fn, args, asyncio.get_running_loop().create_future())
         with self._lock:
-            self._reads.put((fn, args, loop, future))
+            self._unanswered.append(read)
+            self._reads.put(read)
             if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
                 self._readers.append(started(self._read_all, "agent-runtime-reader"))
-        return await future
+        return await read.future
 
     async def fence_of(self, key: str) -> str | None:
         token: str | None = await self.read(partial(self.stored_fence, lock=False), key)
@@ -477,20 +493,18 @@ class ThreadedEngine(SharedEngine):
         session.close()
 
     def _read_next(self, session: _Session) -> bool:
-        item = self._reads.get()
-        if item is None:
+        read = self._reads.get()
+        if read is None:
             return False
-        fn, args, loop, future = item
-        result, error = None, None
         until, pause = time.monotonic() + self.timeout, _PAUSE
         while True:
             try:
                 conn = session.connection()
-                if fn in self._one_statement:
-                    result, error = fn(conn, *args), None
+                if read.fn in self._one_statement:
+                    read.result, error = read.fn(conn, *read.args), None
                 else:
                     self.begin(conn, writes=False)
-                    result, error = fn(conn, *args), None
+                    read.result, error = read.fn(conn, *read.args), None
                     self.end(conn)
                 break
             except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
@@ -506,8 +520,27 @@ class ThreadedEngine(SharedEngine):
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        call_in_loop(loop, partial(_answer, future, result, error))
+        read.error = error
+        self._answer(read)
         return True
+
+    def _answer(self, read: _Read) -> None:
+        """Answer a read after those before it, unless they take long.
+
+        Tasks that read at the same time continue in the order of their calls, as on the other engines.
+        """
+        with self._lock:
+            read.done = True
+            while self._unanswered and self._unanswered[0].done:
+                first = self._unanswered.popleft()
+                call_in_loop(first.loop, _answer, first)
+            if self._unanswered and read in self._unanswered:
+                call_in_loop(read.loop, read.loop.call_later, IN_ORDER, self._answer_alone, read)
+
+    def _answer_alone(self, read: _Read) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._unanswered.remove(read)
+        _answer(read)
 
     # -- the end
 
@@ -578,11 +611,11 @@ class _Session:
     close = drop
 
 
-def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _answer(read: _Read) -> None:
     """Set the outcome of a read, unless its caller has been cancelled."""
-    if future.done():
+    if read.future.done():
         return
-    if error is not None:
-        future.set_exception(error)
+    if read.error is not None:
+        read.future.set_exception(read.error)
     else:
-        future.set_result(result)
+        read.future.set_result(read.result)

@@ -14,17 +14,14 @@ from itertools import count
 from logging import CRITICAL
 from typing import Any, Final, NamedTuple, cast
 
-from .._core.clock import SYSTEM
+from .._core.clock import SYSTEM, Clock
 from .._core.lazy_import import load, load_scheme
 from .._core.validation import Shown, must, redacted_url
 from .._engines.memory import MemoryEngine
 from ..config import INSTALLED, place_of
 from ..errors import InvalidArgument, brief
-from ..events import get_event_bus
-from ..queue import get_queue
 from ..queue.live_claims import DelayedRuns
-from ..runner.backends import open_installed
-from ..state import get_state_store
+from ..runner.backends import open_built_in, open_installed
 from ..testing.clock import RunClock
 from .app_loader import attribute_of
 from .output import escaped, only_logged, print_json, print_line, prints_on_stderr, table, trace
@@ -47,10 +44,12 @@ _CONTRACTS: Final = {
     "preferences": ("persistence.base.knowledge:PreferencesStore", "persistence.preferences"),
     "tasks": ("persistence.base.tasks:TaskStore", "persistence.tasks"),
 }
-#: The backends of a run, in the order in which a runner takes them.
-_OPENERS: Final[dict[str, Callable[..., Any]]] = {
-    "queue": get_queue, "events": get_event_bus, "state": get_state_store,
-}  # fmt: skip
+#: The backends of a run in memory, in the order in which a runner takes them.
+_IN_MEMORY: Final[dict[str, str]] = {
+    "queue": "queue.memory:InMemoryQueue",
+    "events": "events.memory:InMemoryEventBus",
+    "state": "state.memory:InMemoryStateStore",
+}
 _NO_PLACE: Final = "tests with several objects, because no --option names a new store with {tmp} or {n}"
 
 
@@ -184,7 +183,7 @@ def _opening(opened_at: Callable[..., Any], places: _Places) -> tuple[Make, Make
 
 
 def _suites_of_url(args: Namespace, places: _Places) -> list[_Suite]:
-    url, every = args.target, (*_OPENERS, "runs")
+    url, every = args.target, (*_IN_MEMORY, "runs")
     if args.option:
         raise InvalidArgument("--option must be used with a class, got a URL. Put the options into the URL")
     if args.contract not in (None, *every):
@@ -204,15 +203,15 @@ def _three(url: str, place: _Place, *, max_retries: int = 3, **options: Any) -> 
     name, where = place_of(place.named(url))
     if name == INSTALLED:
         return _installed(where["url"], max_retries, options.get("clock"))
-    where |= place.in_memory(options) if name == "memory" else options
-    retries: dict[str, Any] = {"max_retries": max_retries}
-    return tuple(get(name, **where, **(retries if get is get_queue else {})) for get in _OPENERS.values())
+    # Objects with one clock may share an engine, which would serialize what they write.
+    where |= place.in_memory(options) if name == "memory" else {"clock": Clock(), **options}
+    return open_built_in(where, name, max_retries)
 
 
 def _one_of_three(url: str, contract: str, place: _Place, **options: Any) -> Any:
     """Open the three backends at a URL, and return one. To close it closes all three."""
     backends = _three(url, place, **options)
-    one = backends[[*_OPENERS].index(contract)]
+    one = backends[[*_IN_MEMORY].index(contract)]
     closes = [each.close for each in backends]
 
     async def close() -> None:
@@ -254,12 +253,14 @@ def _suites_of_class(args: Namespace, places: _Places) -> list[_Suite]:
 
     def run_at(place: _Place, **options: Any) -> Any:
         """Open a backend of the class, and the others of a run in memory."""
-        return tuple(
-            opened_at(place, **options) if name == contract else get("memory", **place.in_memory(options))
-            for name, get in _OPENERS.items()
-        )
+        backends = []
+        for name, path in _IN_MEMORY.items():
+            in_memory: Any = load(f"{_PACKAGE}.{path}")
+            mine = name == contract
+            backends.append(opened_at(place, **options) if mine else in_memory(**place.in_memory(options)))
+        return tuple(backends)
 
-    openers = {contract: opened_at, **({"runs": run_at} if contract in _OPENERS else {})}
+    openers = {contract: opened_at, **({"runs": run_at} if contract in _IN_MEMORY else {})}
     suites = [_Suite(name, *_opening(each, places)) for name, each in openers.items()]
     return suites if any(_is_new(value) for _, value in pairs) else [suite._replace(again=None) for suite in suites]
 

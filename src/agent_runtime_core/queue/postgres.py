@@ -40,13 +40,15 @@ _LOCKED = (
     f" SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM of_group, arc_runs r WHERE r.run_id = ?"
     " FOR NO KEY UPDATE OF r"
 )
-# The same for all runs of a transaction: the keys by their numbers, then the rows by their ids.
+# The same for all runs of a transaction: the keys by their numbers, then the rows by their ids. The condition with the
+# keys is evaluated first, even if no row is found.
 _LOCKED_TOGETHER = (
-    "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT hashtextextended(lane || chr(2)"
-    " || tenant, 2) AS key FROM arc_runs WHERE run_id = ANY(?) AND lane IS NOT NULL UNION SELECT"
+    "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(key)) AS locked FROM"
+    " (SELECT hashtextextended(lane || chr(2) || tenant, 2) AS key FROM arc_runs"
+    " WHERE run_id = ANY(?) AND lane IS NOT NULL UNION SELECT"
     " hashtextextended(lane || chr(2) || tenant, 2) FROM unnest(?::text[], ?::text[]) AS g (lane, tenant)"
-    f" ORDER BY 1) k) SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM keys, arc_runs r"
-    " WHERE r.run_id = ANY(?) ORDER BY r.run_id FOR NO KEY UPDATE OF r"
+    f" ORDER BY 1) k) SELECT {ALL} FROM arc_runs WHERE (SELECT locked FROM keys) >= 0 AND run_id = ANY(?)"
+    " ORDER BY run_id FOR NO KEY UPDATE"
 )
 _BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _INSERT = f"INSERT INTO arc_runs ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"

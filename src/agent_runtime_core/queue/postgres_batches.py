@@ -26,9 +26,9 @@ _FLOATS: Final = frozenset({
     "created_at", "due_at", "expires_at", "deadline", "lease_until", "claimed_at", "started_at", "ended_at",
     "updated_at", "cancel_at",
 })  # fmt: skip
-_INTS: Final = frozenset({
-    "priority", "held", "generation", "failures", "crashes", "stalls", "mark", "parked", "mail_seq"
-})  # fmt: skip
+_INTS: Final = frozenset(
+    {"priority", "held", "generation", "failures", "crashes", "stalls", "mark", "parked", "mail_seq"}
+)
 ROW: Final = ", ".join(f"r.{name}" for name in COLUMNS)
 
 

@@ -110,18 +110,18 @@ def open_url(
     """Open the backends at a store URL; see `place_of`."""
     name, where = place_of(path_or_url)
     if name == INSTALLED:
-        return Backends(*open_installed(where["url"], max_retries=max_retries, read_only=read_only))
+        return open_installed(where["url"], max_retries=max_retries, read_only=read_only)
     if read_only:
         engine = _read_only_engine(name, where)
         try:
-            return _opened({"engine": engine}, name, max_retries)
+            return open_built_in({"engine": engine}, name, max_retries)
         finally:
             engine.close_now()  # the backends have it open
     if name == "memory":
         where["engine"] = MemoryEngine()
     elif name == "sqlite":
         where["durability"] = durability
-    return _opened(where, name, max_retries)
+    return open_built_in(where, name, max_retries)
 
 
 def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
@@ -134,12 +134,13 @@ def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
         return FileEngine.open(**where)
     if name == "postgres":
         PostgresEngine: Any = load(".._engines.postgres.engine:PostgresEngine", package=__package__)
-        return ReadOnlyEngine(PostgresEngine.open(**where))
+        return ReadOnlyEngine(PostgresEngine.open(**where, read_only=True))
     RedisEngine: Any = load(".._engines.redis.engine:RedisEngine", package=__package__)
     return ReadOnlyEngine(RedisEngine.open(**where))
 
 
-def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
+def open_built_in(where: dict[str, Any], name: str, max_retries: int) -> Backends:
+    """Open three backends of the library. `where` has their location, and other options that all of them take."""
     with opening() as opened:
         queue = opened(get_queue(name, **where, max_retries=max_retries))
         return Backends(queue, opened(get_event_bus(name, **where)), opened(get_state_store(name, **where)))
@@ -176,10 +177,8 @@ def configured(
 _KINDS = {"queue": RunQueue, "event bus": EventBus, "state store": StateStore}
 
 
-def open_installed(
-    url: str, *, max_retries: int, read_only: bool, **options: Any
-) -> tuple[RunQueue, EventBus, StateStore]:
-    """Open the queue, the event bus and the state store at `url`. `options` are passed to the package.
+def open_installed(url: str, *, max_retries: int, read_only: bool, **more: Any) -> Backends:
+    """Open the queue, the event bus and the state store at `url`. `more` is passed to the package.
 
     Raises:
         InvalidArgument: The package that has the scheme does not return three backends.
@@ -187,7 +186,7 @@ def open_installed(
     """
     found = load_scheme(url)
     try:
-        backends = found.opener.open(url, max_retries=max_retries, **options)
+        backends = found.opener.open(url, max_retries=max_retries, **more)
     except AgentRuntimeError:
         raise
     except Exception as error:  # of the driver, for example that the server cannot be reached
@@ -205,7 +204,7 @@ def open_installed(
             raise must(f"{found.called}: open", wanted, backend, fix)
     if read_only:
         _reject_commits(backends)
-    return cast("tuple[RunQueue, EventBus, StateStore]", backends)
+    return Backends(*backends)
 
 
 def _reject_commits(backends: tuple[Backend, ...]) -> None:

@@ -176,9 +176,10 @@ class HeldClaim(LeasedRun):
 
         The code of the run does not learn of an outage that ends before the lease may end. The end or release of a
         run is repeated until the store answers, because the store rejects it if another worker has the run by then.
-        The time does not count against the time limit of the run.
+        The time does not count against the time limits of the run: it cannot record anything.
         """
         control, now = self.control, self.clock.monotonic()
+        control.note_progress()
         if control.paused_at is None:
             control.paused_seconds += now - max(began, self._outlasted_until)
         self._outlasted_until = now

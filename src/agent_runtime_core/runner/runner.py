@@ -241,11 +241,11 @@ class AgentRunner(RunClient):
         durability: str | None = None,
         read_only: bool = False,
     ) -> AgentRunner:
-        """Create a runner whose runs are stored in a SQLite file, Redis, or memory.
+        """Create a runner whose runs are stored in a SQLite file, Redis, PostgreSQL or memory.
 
         Args:
-            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, `memory://`, or a URL whose scheme
-                an installed package adds.
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, `postgresql://host/database`,
+                `memory://`, or a URL whose scheme an installed package adds.
             config: As in `AgentRunner`, like the other arguments.
             tools: As in `AgentRunner`.
             trace_sinks: As in `AgentRunner`.
@@ -257,7 +257,8 @@ class AgentRunner(RunClient):
                 is read through their log, without making them wait, and `stream` and `wait` see new events within
                 about 0.1 seconds. A file that SQLite cannot read without writing (a log without its `-shm`), or
                 that an earlier release wrote, is copied to a temporary directory, which `close` deletes; later
-                commits are not seen there. Open a file under the name that its workers use.
+                commits are not seen there. Open a file under the name that its workers use. On PostgreSQL no table is
+                created, and a role that only reads suffices.
 
         Raises:
             InvalidArgument: An argument is invalid. With `read_only`, there is no such file, or it is no store.

@@ -8,7 +8,7 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 from .._core.clock import Clock
@@ -16,6 +16,7 @@ from .._core.validation import must
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
 _WALL_END: ContextVar[float] = ContextVar("virtual_wall_end")  # of the duration that this task sleeps for
+FAR = 1e9  # seconds by which a clock is moved to see what follows it
 MOMENT = 0.001  # real seconds that JumpingClock leaves to other running work before each jump
 
 
@@ -138,6 +139,15 @@ class VirtualClock(Clock):
             self._suspended += seconds
         self.set_wall(self._wall + seconds)
 
+    def moves(self, read: Callable[[], float]) -> bool:
+        """Return whether `read()` follows this clock, which is moved for as long as that takes."""
+        before, now = read(), (self._wall, self._boot)
+        self._wall, self._boot = self._wall + FAR, self._boot + FAR
+        try:
+            return read() - before > FAR / 2
+        finally:
+            self._wall, self._boot = now
+
     def set_wall(self, seconds: float) -> None:
         """Set only the wall clock, as an administrator or a time server does. It may move back."""
         self._wall = seconds
@@ -183,24 +193,31 @@ class RunClock(Clock):
 
     def __init__(self, clock: Clock, drawn: Sequence[str]) -> None:
         super().__init__(seed=1)
-        self._clock = clock
+        self.shared: Clock = clock
         for name in drawn:
             _ = self.random.random() if name == "random" else self.random.getrandbits(128)
 
     def wall(self) -> float:
-        return self._clock.wall()
+        return self.shared.wall()
 
     def boot(self) -> float:
-        return self._clock.boot()
+        return self.shared.boot()
 
     def monotonic(self) -> float:
-        return self._clock.monotonic()
+        return self.shared.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
+        await self.shared.sleep(seconds)
 
     async def sleep_for(self, seconds: float) -> None:
-        await self._clock.sleep_for(seconds)
+        await self.shared.sleep_for(seconds)
+
+
+def not_followed_by(clock: Clock, read: Callable[[], float]) -> VirtualClock | None:
+    """Return the clock of a test on which `clock` is based, if `read()` does not follow it; else None."""
+    while isinstance(clock, RunClock):
+        clock = clock.shared
+    return clock if isinstance(clock, VirtualClock) and not clock.moves(read) else None
 
 
 def _wake(future: asyncio.Future[None]) -> None:

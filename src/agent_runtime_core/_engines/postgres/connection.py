@@ -25,8 +25,10 @@ _NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
 # What SQLite writes in another way. It keeps the last runs out of some indexes; here all runs are listed.
 _WORDS = (
     ("SELECT value FROM json_each(%s)", "SELECT value::bigint FROM json_array_elements_text(%s::json)"),
-    ("instr(", "strpos("), ("listed = 1", "TRUE"), ("listed = 0", "FALSE"),
-)  # fmt: skip
+    ("instr(", "strpos("),
+    ("listed = 1", "TRUE"),
+    ("listed = 0", "FALSE"),
+)
 #: PostgreSQL stores no NUL. Written so, texts keep their order.
 _WRITTEN = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
 _READ = re.compile("\1([\1\2])")

@@ -25,6 +25,7 @@ TEST_EVERY: Final = 10.0  # seconds between two tests of the listening connectio
 HEARD_WITHIN: Final = 2.0  # seconds in which it must hear its own notification
 POLL: Final = 1.0  # seconds between two wakes of all listeners while no notification is heard
 _CHANNEL: Final = "arc"
+_TEST: Final = ""  # the topic of a test
 
 
 class PostgresNotifier:
@@ -140,15 +141,17 @@ class PostgresNotifier:
             if asked_at and now - asked_at > HEARD_WITHIN:
                 raise OSError(f"its own notification was not heard within {HEARD_WITHIN:g} s")
             if not asked_at and now - tested_at > TEST_EVERY:
-                conn.execute(f"NOTIFY {self.channel}, 'test {self._own}'")
+                # By the other connection. A pooler may run two statements of one client on one connection of the
+                # server, which hears itself then and nobody else.
+                self.send({_TEST})
                 asked_at = now
             for notice in conn.notifies(timeout=0.25, stop_after=1):
                 word, _, topic = notice.payload.partition(" ")
-                if word == "test":
-                    if topic == self._own:
-                        self.hears, tested_at, asked_at = True, now, 0.0
-                elif word != self._own:
-                    self._wake({topic})
+                if word != self._own:
+                    if topic != _TEST:
+                        self._wake({topic})
+                elif topic == _TEST:
+                    self.hears, tested_at, asked_at = True, now, 0.0
 
     def close(self, timeout: float) -> None:
         """End the threads."""

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Any, Protocol, TypeVar, cast
 
 from ..._engines.base import Backend
+from ...queue.base import RunQueue
+from ..clock import not_followed_by
 
 try:
     import resource
@@ -112,6 +114,8 @@ def _made(limit: _Limit, make: Callable[..., Any], /, *args: Any, **options: Any
         if isinstance(each, Backend):
             hides_nothing(each)
             limit.watch(each)
+        if isinstance(each, RunQueue):
+            limit.move_leases(each)
     return made
 
 
@@ -155,16 +159,25 @@ class _Limit:
 
     def watch(self, backend: Backend) -> None:
         """Count the calls of a backend until the case ends."""
-        for name in ("commit", "read", "_rows", "_head"):
-            if hasattr(backend, name):
-                self._replace(backend, name)
-        if hasattr(backend, "engine"):
-            self._replace(backend.engine, "commit")
+        for owner, names in (
+            (backend, ("commit", "read", "_rows", "_head", "close")),
+            (getattr(backend, "engine", None), ("commit",)),
+        ):
+            for name in names:
+                if hasattr(owner, name):
+                    self._replace(owner, name, self._counted(getattr(owner, name)))
 
-    def _replace(self, owner: Any, name: str) -> None:
+    def move_leases(self, queue: RunQueue) -> None:
+        """Move the lease clock of a queue with the clock of the case, if it is the clock of a server."""
+        own = queue.lease_now
+        clock = None if type(queue).lease_now is RunQueue.lease_now else not_followed_by(queue.clock, own)
+        if clock is not None:
+            self._replace(queue, "lease_now", lambda: own() + clock.boot())
+
+    def _replace(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
         own = vars(owner).get(name) if hasattr(owner, "__dict__") else None
         with contextlib.suppress(AttributeError):  # an object with slots
-            setattr(owner, name, self._counted(getattr(owner, name)))
+            setattr(owner, name, new)
             self._undo.callback(*((delattr, owner, name) if own is None else (setattr, owner, name, own)))
 
     def _counted(self, fn: Callable[..., Any]) -> Callable[..., Any]:

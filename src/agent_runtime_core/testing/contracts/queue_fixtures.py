@@ -25,6 +25,11 @@ async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, Vi
         yield queue, clock
 
 
+def margin(queue: RunQueue) -> float:
+    """Return seconds by which the lease clock of a server may go on by itself during a case. 0 without such a clock."""
+    return 5.0 if "lease_now" in vars(queue) else 0.0
+
+
 def names(runs: Sequence[QueuedRun | RunRow]) -> list[str]:
     return [run.agent_key if isinstance(run, QueuedRun) else run.agent for run in runs]
 

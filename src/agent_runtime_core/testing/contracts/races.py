@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 from uuid import UUID
@@ -350,11 +351,12 @@ async def a_claim_that_is_superseded_through_the_other_bus_writes_before_or_not_
     make: MakeBus, again: BusAgain
 ) -> None:
     async with opened(make(), again) as (first, second):
+        numbers = itertools.count()
 
-        def late(run: UUID) -> Op:
-            return first.publishing(run, [(f"e{m}", "tick", {}) for m in range(MANY)])
+        def late(run: UUID) -> list[Op]:
+            return [first.publishing(run, [(f"e{next(numbers)}", "tick", {})]) for _ in range(4 * MANY)]  # short rows
 
-        for n, one_starts, two_starts in await starts(lambda: first.commits.commit(None, [late(OTHER)])):
+        for n, one_starts, two_starts in await starts(lambda: first.commits.commit(None, late(OTHER))):
             run = UUID(int=n + 1)
             await first.commits.commit(None, [Op(INSTALL, (str(run), OLD))])
 
@@ -363,11 +365,12 @@ async def a_claim_that_is_superseded_through_the_other_bus_writes_before_or_not_
                 return len(await second.get_events(run))
 
             _, seen = await both(
-                after(one_starts, first.commits.commit, Guard(str(run), OLD), [late(run)]),
+                after(one_starts, first.commits.commit, Guard(str(run), OLD), late(run)),
                 after(two_starts, supersede, run),
                 LeaseLost,
             )
             same(len(await first.get_events(run)), seen, "the log, after the next claim has read it")
+            await first.commits.commit(None, [Op("events.delete", (str(run),))])
 
 
 @EVENTS
