@@ -311,6 +311,22 @@ async def test_two_transactions_with_one_run_id_store_one_run(runner: AgentRunne
     assert len(await runner.runs()) == 2
 
 
+@pytest.mark.parametrize("names", [{"run_id": "same"}, {"run_id": "same", "delay": 1e-6}], ids=["batched", "alone"])
+async def test_a_normal_submit_of_the_same_run_waits_alone(
+    runner: AgentRunner, dsn: str, names: dict[str, Any]
+) -> None:
+    """Other commits of the process would wait with it, heartbeats too."""
+    async with opened("asyncpg", dsn, runner) as place:
+        first = await place.submit(**names)
+        waiting = asyncio.ensure_future(runner.submit("greeter", ADA, **names))
+        await asyncio.sleep(0)
+        others = [await runner.submit("greeter", ADA) for _ in range(3)]
+        assert not waiting.done()
+        await place.commit()
+    assert await waiting == first
+    assert await worked_off(runner, first, *others) == [{"said": "Hello, Ada"}] * 4
+
+
 async def test_a_worker_that_listens_is_woken_by_the_commit(runner: AgentRunner, dsn: str) -> None:
     woken = asyncio.Event()
     loop = asyncio.get_running_loop()

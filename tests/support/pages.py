@@ -16,7 +16,7 @@ a block directs it:
     <!-- docs: file NAME -->          write it to the file NAME and do not run it
     <!-- docs: setup FILE -->         first run FILE, a path from the root of the repository, in the namespace
     <!-- docs: needs redis -->        run it with a real server as localhost:6379, or only compile it if there is none
-    <!-- docs: needs postgres -->     the same with a new database as //localhost/app
+    <!-- docs: needs postgres -->     the same with a new database as postgresql://localhost/app
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from typing import cast
 from tests.support.redis_servers import free_port
 
 ROOT = Path(__file__).parents[2]
-#: What blocks that need a server call it.
+#: The server on the pages, for each kind.
 SERVERS = {"redis": "redis://localhost:6379/0", "postgres": "//localhost/app"}
 PORT = "127.0.0.1:8000"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
@@ -153,7 +153,7 @@ def run_page(text: str, where: str, root: Path = ROOT, **servers: str) -> dict[s
         text: The page.
         where: Its name, for tracebacks.
         root: The directory of the files of `setup` directives.
-        servers: What replaces the names of `SERVERS` in the blocks that need one.
+        **servers: The URL of a server of each kind, for the blocks that need it.
 
     Returns:
         The namespace of the Python blocks.
@@ -168,10 +168,11 @@ def run_page(text: str, where: str, root: Path = ROOT, **servers: str) -> dict[s
             for block in blocks_of(text):
                 for name in block.setup:
                     _run(compiled((root / name).read_text("utf-8"), name, 1), main, runner)
-                body, server = block.text, servers.get(block.needs)
-                if server is not None:
-                    body = body.replace(SERVERS[block.needs], server)
-                _run_block(block, where, body, main, runner, shell, can_run=server is not None or not block.needs)
+                body = block.text
+                for kind, url in servers.items():
+                    body = body.replace(SERVERS[kind], url)
+                can_run = not block.needs or block.needs in servers
+                _run_block(block, where, body, main, runner, shell, can_run=can_run)
     finally:
         sys.modules["__main__"] = before
         shell.close()

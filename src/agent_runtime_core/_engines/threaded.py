@@ -372,13 +372,17 @@ class ThreadedEngine(SharedEngine):
                 for request in left:
                     if request.result is None and request.error is None:
                         request.error = error
-            resolve_all(left)
+            resolve_all([each for each in left if each.result is not None or each.error is not None])
             self.begin_set_aside()
         session.close()
 
     def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
         """Return the requests that the thread of the commits applies now, without those that another one applies."""
         return batch
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        """Set a request aside that would wait for a transaction of the application, and return whether it was."""
+        return False
 
     def begin_set_aside(self) -> None:
         """Begin what was set aside, after the requests before it."""
@@ -419,7 +423,7 @@ class ThreadedEngine(SharedEngine):
         while True:
             error = self._tried(session, batch)
             batch = [request for request in batch if request.result is None and request.error is None]
-            if error is None or not batch:
+            if error is None or not batch or (len(batch) == 1 and self.sets_aside(batch[0], error)):
                 return
             if self.is_lost(error):
                 session.drop()

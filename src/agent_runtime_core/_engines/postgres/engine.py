@@ -27,7 +27,7 @@ from .user_transaction import AppliedMeanwhile, FunctionThreads, apply
 
 #: Begins a transaction that writes. The lock makes it wait for a move of the store, which locks the table alone.
 _BEGIN: Final = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s'; "
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; "
     "LOCK TABLE arc_fences IN ROW EXCLUSIVE MODE; "
     "SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT token FROM arc_fences WHERE key = 'moved')"
 )
@@ -173,6 +173,13 @@ class PostgresEngine(ThreadedEngine):
 
     def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
         return self._functions.set_aside(batch)
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        # Its run id or key is that of a run in an open transaction of the application, which may take long to end.
+        waits = getattr(error, "sqlstate", None) == "55P03" and request.guard is None
+        if waits := waits and threading.current_thread() is self._writer:
+            self._functions.add(request)
+        return waits
 
     def begin_set_aside(self) -> None:
         self._functions.begin()

@@ -27,7 +27,7 @@ MOST_OPEN: Final = 4  # functions of one process at the same time, each with a c
 _IN_TRANSACTION: Final = 2  # `psycopg.pq.TransactionStatus.INTRANS`
 _BEGIN: Final = f"SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = '{STATEMENT_SECONDS:g}s'"
 # A deferred constraint that is broken is the function's error, not the error of its commit.
-_END: Final = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL lock_timeout = '4s'; SET LOCAL statement_timeout = 0"
+_END: Final = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = 0"
 # Each use of a table, in a view or a trigger too, locks it until the end of the transaction. The library has locked
 # `fences`, and has looked into `journal`.
 _USED: Final = (
@@ -304,10 +304,14 @@ class FunctionThreads:
         if key in self._held:
             self._held[key].append(request)
         elif self._has_function([request]):
-            self._held[key] = []
-            self._next.append(request)
+            self.add(request)
         elif not request.timed_out:
             now.append(request)
+
+    def add(self, request: CommitRequest) -> None:
+        """Have the threads commit a request, and let later ones of its run wait for it."""
+        self._held[request if request.guard is None else request.guard.key] = []
+        self._next.append(request)
 
     def begin(self) -> None:
         """Begin functions, after the earlier commits of their runs."""
