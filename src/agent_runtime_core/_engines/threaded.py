@@ -83,8 +83,8 @@ class ThreadedEngine(SharedEngine):
 
     Args:
         key: Identifies the engine among the open engines of its class.
-        place: Where the store is: a path, a URL, or an object of your own that is hashable. `str(place)` is in error
-            messages, without the password of a URL.
+        place: Where the store is: what `parsed` returned. `str(place)` is in error messages, without the password of a
+            URL.
         clock: The clock of this engine and its backends.
     """
 
@@ -112,15 +112,21 @@ class ThreadedEngine(SharedEngine):
         """Return the open engine of this process at a place, or open it. It does not wait for the server.
 
         Args:
-            place: Where the store is; see the class.
+            place: Where the store is: a path, a URL, or what else `parsed` accepts.
             clock: The clock of this engine and its backends. Engines with different clocks are different engines.
         """
+        place = cls.parsed(place)
         key = (place, id(clock), Process.forks)
         with cls._open_lock:
             engine: Self | None = cls._open.get(key)
             if engine is None:
                 engine = cls._open[key] = cls(key, place, clock)
             return engine.share()
+
+    @classmethod
+    def parsed(cls, place: Any) -> Any:
+        """Return a place as the engine keeps it: hashable, and with a `str` for messages. It raises for a wrong one."""
+        return place
 
     def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
         super().__init__(key, redacted_url(place) if isinstance(place, str) and "://" in place else str(place), clock)

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.lazy_import import load
@@ -75,9 +75,9 @@ class PostgresEngine(ThreadedEngine):
     place: PostgresAddress
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock = SYSTEM) -> Self:
+    def parsed(cls, place: str) -> PostgresAddress:
         driver()  # a missing package is reported before a wrong URL
-        return super().open(postgres_place(url), clock=clock)
+        return postgres_place(place)
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, place, clock)
