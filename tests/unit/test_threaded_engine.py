@@ -304,7 +304,8 @@ async def test_a_connection_lost_at_the_beginning_is_opened_again(
     engine: FakeEngine, server: Server, clock: Time
 ) -> None:
     server.begins = [Gone, Gone]
-    assert await engine.commit(*put_op(1)) == [1]
+    # Nothing was sent, so nothing repeats.
+    assert await engine.commit(None, [Op("put", (1,)), Op("repeats")]) == [1, "repeats: False"]
     assert clock.waits == [0.01, 0.02]
     assert len(server.connections) == 3
 

@@ -384,8 +384,6 @@ class ThreadedEngine(SharedEngine):
                 return
             if self.is_lost(error):
                 session.drop()
-                for request in batch:
-                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = self._translated(error)
@@ -464,7 +462,8 @@ class ThreadedEngine(SharedEngine):
         ]
         wanted = [next(steps) for _, steps, _ in started_batches]
         keys = sorted({request.guard.key for request in requests if request.guard is not None})
-        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
+        with self._committing(requests):
+            rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
         left = list[CommitRequest]()
         for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
             mine, rows = rows[: len(statements)], rows[len(statements) :]
@@ -475,6 +474,17 @@ class ThreadedEngine(SharedEngine):
                 if len(end.value) < len(part):
                     topics |= batch.topics
         return left
+
+    @contextlib.contextmanager
+    def _committing(self, batch: Sequence[CommitRequest]) -> Iterator[None]:
+        """Mark these requests if the connection is lost in the block: nobody knows whether they were applied."""
+        try:
+            yield
+        except Exception as error:
+            if self.is_lost(error):
+                for request in batch:
+                    request.repeats = True
+            raise
 
     def execute_batch(
         self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
@@ -499,7 +509,8 @@ class ThreadedEngine(SharedEngine):
                     if len(batch) > 1:
                         _forget(batch)
                     return len(batch) == 1  # its error is its outcome
-            self.end(conn)
+            with self._committing(batch):
+                self.end(conn)
         except BaseException:
             _forget(batch)
             raise
