@@ -477,7 +477,7 @@ class ThreadedEngine(SharedEngine):
 
     @contextlib.contextmanager
     def _committing(self, batch: Sequence[CommitRequest]) -> Iterator[None]:
-        """Mark these requests if the connection is lost in the block: nobody knows whether they were applied."""
+        """Mark these requests if the connection is lost in the block, as they may have been applied."""
         try:
             yield
         except Exception as error:
