@@ -33,7 +33,7 @@ LAYERS: list[str] = [
     "errors",
     "_core status",
     "_engines tools config encryption limits portal retry schema",
-    "_journal interfaces queue",
+    "_journal engines interfaces queue",
     "events state persistence llm tracing registry",
     "_execution",
     "runner steps loop",
@@ -230,6 +230,7 @@ BUDGET: dict[str, int] = {
     "retry": 44,
     "__main__": 8,
     "schema": 3,
+    "engines": 18,
 }
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
@@ -266,7 +267,7 @@ OF_EXTRAS = {
 }
 
 #: What the adapters of other people may import. Each is a promised package.
-FOR_ADAPTERS = {"queue", "events", "state", "errors", "persistence", "testing", "llm", "interfaces"}
+FOR_ADAPTERS = {"queue", "events", "state", "engines", "errors", "persistence", "testing", "llm", "interfaces"}
 
 
 def order(rows: list[str]) -> dict[str, int]:

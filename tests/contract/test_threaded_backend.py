@@ -98,7 +98,7 @@ async def test_backends_at_one_place_share_an_engine_until_the_last_is_closed(tm
 
 
 def test_a_backend_without_a_place_names_the_way_to_pass_it() -> None:
-    with pytest.raises(InvalidArgument, match="the place of a backend must be passed"):
+    with pytest.raises(InvalidArgument, match="place must be passed"):
         TheirSQLQueue()
 
 

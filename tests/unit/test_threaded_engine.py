@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from agent_runtime_core._engines import threaded
-from agent_runtime_core.engines import FunctionFailed, Guard, NotApplied, Op, OperationSet, ThreadedEngine
-from agent_runtime_core.errors import LeaseLost, StorageBusy, StorageClosed, StorageError
+from agent_runtime_core.engines import (
+    Batch,
+    CommitRequest,
+    FunctionFailed,
+    Guard,
+    NotApplied,
+    Op,
+    OperationSet,
+    ThreadedEngine,
+)
+from agent_runtime_core.errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
 from tests.support.runs import soon
 
 LONG = 20.0  # seconds after which a test that hangs fails
@@ -304,7 +314,8 @@ async def test_a_connection_lost_at_the_beginning_is_opened_again(
     engine: FakeEngine, server: Server, clock: Time
 ) -> None:
     server.begins = [Gone, Gone]
-    assert await engine.commit(*put_op(1)) == [1]
+    # Nothing was sent, so nothing repeats.
+    assert await engine.commit(None, [Op("put", (1,)), Op("repeats")]) == [1, "repeats: False"]
     assert clock.waits == [0.01, 0.02]
     assert len(server.connections) == 3
 
@@ -377,6 +388,85 @@ async def test_an_error_of_the_driver_is_translated_and_others_are_not(engine: F
         with pytest.raises(kind, match="begin"):
             await engine.commit(*put_op(1))
     assert server.log == []
+
+
+# -- batches
+
+
+def put_many(engine: Any, requests: Sequence[CommitRequest]) -> Any:
+    [stored] = yield [("put", [request.ops[0].args[0] for request in requests])]
+    for request in requests:
+        if request.ops[0].args[0] in stored:
+            request.result = [request.ops[0].args[0]]
+    return [request for request in requests if request.result is None]
+
+
+BATCHED = dataclasses.replace(
+    THINGS,
+    batches={("put",): Batch(put_many, lambda request: request.ops[0].args[0] != "unusual", frozenset({"things"}))},
+    lock=lambda tx, requests: tx.engine.locked.append([each.ops[0].name for each in requests]),
+)
+
+
+class BatchEngine(FakeEngine):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.statements: list[list[Any]] = []
+        self.locked: list[list[str]] = []
+        self.refused: Any = None
+
+    def execute_batch(self, conn: Connection, statements: Any, keys: Sequence[str]) -> list[list[Any]]:
+        conn.begin()
+        found = []
+        for _, values in statements:
+            self.statements.append(values)
+            found.append([value for value in values if value != self.refused])
+            conn.log += found[-1]
+        conn.commit()
+        return found
+
+
+@pytest.fixture
+def batching(server: Server, clock: Time) -> Iterator[BatchEngine]:
+    engine = BatchEngine.open(server)
+    engine.add(BATCHED)
+    yield engine
+    engine.close_now()
+
+
+async def test_batches_and_operations_keep_the_order_of_the_calls(batching: BatchEngine, server: Server) -> None:
+    seen: list[list[Any]] = []
+    batching.listen("things", lambda: seen.append(list(server.log)))
+    outcomes = await together(batching, *map(put_op, (1, 2, "unusual", 3)))
+    assert (outcomes, server.log) == ([[1], [2], ["unusual"], [3]], [1, 2, "unusual", 3])
+    assert batching.statements == [[1, 2], [3]]
+    assert batching.locked == [["wait"], ["put"]]
+    assert seen == [server.log]
+
+
+async def test_what_a_batch_leaves_is_applied_by_the_operations(batching: BatchEngine, server: Server) -> None:
+    batching.refused = 2
+    assert await together(batching, *map(put_op, (1, 2, 3))) == [[1], [2], [3]]
+    assert server.log == [1, 3, 2]
+
+
+async def test_a_part_of_a_group_names_each_run_once(batching: BatchEngine) -> None:
+    await together(batching, *map(put_op, ("run-1", "run-2", "run-1")))
+    assert batching.statements == [["run-1", "run-2"], ["run-1"]]
+
+
+async def test_a_batch_whose_reply_was_lost_is_repeated_by_the_operations(
+    batching: BatchEngine, server: Server
+) -> None:
+    server.ends = ["", "after"]
+    assert await together(batching, *map(put_op, (1, 2))) == [[1], [2]]
+    assert (server.log, batching.statements) == ([1, 2], [[1, 2]])
+
+
+async def test_an_engine_without_execute_batch_says_so(engine: FakeEngine) -> None:
+    engine.add(dataclasses.replace(BATCHED, name="batched", lock=None))
+    with pytest.raises(NotSupported, match="FakeEngine does not define execute_batch"):
+        await engine.commit(*put_op(1))
 
 
 # -- time

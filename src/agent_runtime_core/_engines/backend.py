@@ -128,7 +128,7 @@ class EngineBackend(OnEngine, Backend):
     share one engine, which the last `close` closes.
 
     Args:
-        place: Where the store is; see `ThreadedEngine`.
+        place: Where the store is; see `ThreadedEngine.open`.
         engine: An open engine, in place of `place`.
         clock: The clock of a new engine.
         **options: Arguments of the other base class, such as `max_retries` of a queue.
@@ -152,8 +152,9 @@ class EngineBackend(OnEngine, Backend):
         with known_options(type(self), options):
             cast(Any, super()).__init__(clock=getattr(engine, "clock", clock), **options)
         if engine is None and place is None:
-            raise must("the place of a backend", "be passed", Shown("none"), "Pass its path or URL")
-        hold_shared(self, engine, lambda: self.engine_class.open(place, clock=clock))
+            raise must("place", "be passed", Shown("none"), "Pass the path or URL of the store")
+        cls = self.engine_class
+        hold_shared(self, engine, lambda: cls.open(place, clock=clock))
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Any:
         """Listen on the engine if it hears other processes; else as the other base class does, which polls."""

@@ -109,8 +109,8 @@ class ThreadedEngine(SharedEngine):
 
     Args:
         key: Identifies the engine among the open engines of its class.
-        place: Where the store is: a path, a URL, or an object of your own that is hashable. `str(place)` is in error
-            messages, without the password of a URL.
+        place: Where the store is: what `parsed` returned. `str(place)` is in error messages, without the password of a
+            URL.
         clock: The clock of this engine and its backends.
     """
 
@@ -138,15 +138,21 @@ class ThreadedEngine(SharedEngine):
         """Return the open engine of this process at a place, or open it. It does not wait for the server.
 
         Args:
-            place: Where the store is; see the class.
+            place: Where the store is: a path, a URL, or what else `parsed` accepts.
             clock: The clock of this engine and its backends. Engines with different clocks are different engines.
         """
+        place = cls.parsed(place)
         key = (place, id(clock), Process.forks)
         with cls._open_lock:
             engine: Self | None = cls._open.get(key)
             if engine is None:
                 engine = cls._open[key] = cls(key, place, clock)
             return engine.share()
+
+    @classmethod
+    def parsed(cls, place: Any) -> Any:
+        """Return a place as the engine keeps it: hashable, and with a `str` for messages. It raises for a wrong one."""
+        return place
 
     def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
         super().__init__(key, redacted_url(place) if isinstance(place, str) and "://" in place else str(place), clock)
@@ -427,8 +433,6 @@ class ThreadedEngine(SharedEngine):
                 return
             if self.is_lost(error):
                 session.drop()
-                for request in batch:
-                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
                     batch[0].error = self._translated(error)
@@ -507,7 +511,8 @@ class ThreadedEngine(SharedEngine):
         ]
         wanted = [next(steps) for _, steps, _ in started_batches]
         keys = sorted({request.guard.key for request in requests if request.guard is not None})
-        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
+        with self._committing(requests):
+            rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
         left = list[CommitRequest]()
         for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
             mine, rows = rows[: len(statements)], rows[len(statements) :]
@@ -518,6 +523,17 @@ class ThreadedEngine(SharedEngine):
                 if len(end.value) < len(part):
                     topics |= batch.topics
         return left
+
+    @contextlib.contextmanager
+    def _committing(self, batch: Sequence[CommitRequest]) -> Iterator[None]:
+        """Mark these requests if the connection is lost in the block, as they may have been applied."""
+        try:
+            yield
+        except Exception as error:
+            if self.is_lost(error):
+                for request in batch:
+                    request.repeats = True
+            raise
 
     def execute_batch(
         self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
@@ -542,7 +558,8 @@ class ThreadedEngine(SharedEngine):
                     if len(batch) > 1:
                         _forget(batch)
                     return len(batch) == 1  # its error is its outcome
-            self.end(conn)
+            with self._committing(batch):
+                self.end(conn)
         except BaseException:
             _forget(batch)
             raise

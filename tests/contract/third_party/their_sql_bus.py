@@ -55,10 +55,10 @@ def page(view: Any, run_id: str, since: int, limit: int) -> list[StoredEvent | R
     of_run = "WHERE run_id = ? AND"
     columns = "sequence, type, payload, t, event_id"
     query = f"SELECT {columns} FROM events {of_run} sequence >= ? ORDER BY sequence LIMIT ?"
-    events = rows(view, StoredEvent, query, run_id, since, limit)
+    found: list[StoredEvent | Record] = [*rows(view, StoredEvent, query, run_id, since, limit)]
     query = f"SELECT {', '.join(Record._fields)} FROM journal {of_run} nev > 0 AND ev + nev > ? ORDER BY ev LIMIT ?"
-    records = rows(view, Record, query, run_id, since, limit)
-    return sorted([*events, *records], key=lambda row: row.ev if isinstance(row, Record) else row.sequence)[:limit]
+    found += rows(view, Record, query, run_id, since, limit)
+    return sorted(found, key=lambda row: row.ev if isinstance(row, Record) else row.sequence)[:limit]
 
 
 class TheirSQLBus(TheirBackend, EventBus):

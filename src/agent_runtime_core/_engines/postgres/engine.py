@@ -74,10 +74,14 @@ class PostgresEngine(ThreadedEngine):
     place: PostgresAddress
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock = SYSTEM, read_only: bool = False) -> Self:
+    def open(cls, place: Any, *, clock: Clock = SYSTEM, read_only: bool = False) -> Self:
         """Open the engine, or share it. With `read_only` it creates no table, and a role that only reads suffices."""
+        return super().open(replace(cls.parsed(place), reads_only=read_only), clock=clock)
+
+    @classmethod
+    def parsed(cls, place: Any) -> PostgresAddress:
         driver()  # a missing package is reported before a wrong URL
-        return super().open(replace(postgres_place(url), reads_only=read_only), clock=clock)
+        return place if isinstance(place, PostgresAddress) else postgres_place(place)
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, place, clock)
