@@ -39,8 +39,9 @@ def run(capsys: pytest.CaptureFixture[str], postgres_url: str) -> Commands:
 def found(run: Commands, status: str) -> list[str]:
     """Return what the checks of the server with this status say."""
     checks = run.json("doctor")["checks"]
-    return [f"{each['detail']}. {each['fix']}" for each in checks
-            if (each["check"], each["status"]) == ("postgres", status)]  # fmt: skip
+    return [
+        f"{each['detail']}. {each['fix']}" for each in checks if (each["check"], each["status"]) == ("postgres", status)
+    ]
 
 
 def test_a_sound_store(run: Commands, postgres_url: str) -> None:

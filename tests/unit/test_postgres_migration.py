@@ -268,8 +268,10 @@ async def test_the_promised_views(postgres_url: str, postgres_server: PostgresSe
         "waiting", "run_key, waits_for, name, blocked, concurrency_key, open_questions, waited IS NULL", "1"
     ) == [("asking", "approval", "pay", False, None, 1, False), ("behind", None, None, True, "k", 0, False)]
     assert rows("counts", "agent, tenant, status, runs", "1, 2, 3") == [
-        ("steps", "", "pending", 3), ("steps", "", "waiting", 1), ("steps", "acme", "succeeded", 1),
-    ]  # fmt: skip
+        ("steps", "", "pending", 3),
+        ("steps", "", "waiting", 1),
+        ("steps", "acme", "succeeded", 1),
+    ]
 
 
 def test_the_command(role: str, postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:

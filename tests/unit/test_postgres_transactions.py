@@ -200,17 +200,19 @@ async def test_a_transaction_does_not_reach_our_tables_through_what_others_made(
 
 @for_each(
     ("what", "use"),
-    [(lambda conn: conn, lambda conn: conn.execute("SELECT 1")),
-     (lambda conn: conn, lambda conn: conn.executemany("INSERT INTO shop.paid VALUES (%s)", [(1,)])),
-     (lambda conn: conn, lambda conn: conn.cursor()),
-     (lambda conn: conn, lambda conn: conn.transaction().__enter__()),
-     (lambda conn: conn, lambda conn: conn.commit()),
-     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.execute("INSERT INTO shop.paid VALUES (1)")),
-     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.connection.execute("SELECT 1")),
-     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchone()),
-     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchmany()),
-     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchall())],
-)  # fmt: skip
+    [
+        (lambda conn: conn, lambda conn: conn.execute("SELECT 1")),
+        (lambda conn: conn, lambda conn: conn.executemany("INSERT INTO shop.paid VALUES (%s)", [(1,)])),
+        (lambda conn: conn, lambda conn: conn.cursor()),
+        (lambda conn: conn, lambda conn: conn.transaction().__enter__()),
+        (lambda conn: conn, lambda conn: conn.commit()),
+        (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.execute("INSERT INTO shop.paid VALUES (1)")),
+        (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.connection.execute("SELECT 1")),
+        (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchone()),
+        (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchmany()),
+        (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchall()),
+    ],
+)
 async def test_what_a_transaction_was_given_is_refused_after_it(
     bench: Bench, what: Callable[[Any], Any], use: Callable[[Any], Any]
 ) -> None:

@@ -37,7 +37,7 @@ from .base import (
     OperationSet,
     Outcome,
     moved,
-)  # fmt: skip
+)
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import Process, SharedEngine
 
