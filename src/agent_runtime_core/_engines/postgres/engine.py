@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.validation import Shown, must
@@ -67,9 +67,9 @@ class PostgresTx(ThreadedTx):
 class PostgresEngine(ThreadedEngine):
     """The engine of a process on one database and schema. Use `PostgresEngine.open(url)`, which shares it."""
 
-    kind = "postgres"
-    server_clock = True
-    transaction_class = PostgresTx
+    kind: str = "postgres"
+    server_clock: ClassVar[bool] = True
+    transaction_class: ClassVar[type[ThreadedTx]] = PostgresTx
 
     place: PostgresAddress
 
@@ -85,7 +85,7 @@ class PostgresEngine(ThreadedEngine):
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, place, clock)
-        self.location = place.shown()
+        self.location: str = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
