@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.validation import Shown, must
@@ -39,6 +39,7 @@ _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", 
 _CONFLICT: Final = frozenset({"40001", "40P01", "23505", "55P03"})
 # The driver gives such an error no code.
 _REFUSED: Final = re.compile("FATAL: .*(does not exist|authentication failed|pg_hba.conf)")
+_NEW_RUNS: Final = frozenset({"queue.insert", "queue.take"})  # heartbeats must not wait for the functions of users
 _FULL: Final = frozenset({"53100", "53200"})
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 
@@ -67,9 +68,9 @@ class PostgresTx(ThreadedTx):
 class PostgresEngine(ThreadedEngine):
     """The engine of a process on one database and schema. Use `PostgresEngine.open(url)`, which shares it."""
 
-    kind = "postgres"
-    server_clock = True
-    transaction_class = PostgresTx
+    kind: str = "postgres"
+    server_clock: ClassVar[bool] = True
+    transaction_class: ClassVar[type[ThreadedTx]] = PostgresTx
 
     place: PostgresAddress
 
@@ -85,7 +86,7 @@ class PostgresEngine(ThreadedEngine):
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, place, clock)
-        self.location = place.shown()
+        self.location: str = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
@@ -180,7 +181,7 @@ class PostgresEngine(ThreadedEngine):
 
     def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
         # Its run id or key is that of a run in an open transaction of the application, which may take long to end.
-        waits = getattr(error, "sqlstate", None) == "55P03" and request.guard is None
+        waits = getattr(error, "sqlstate", None) == "55P03" and all(name in _NEW_RUNS for name, _ in request.ops)
         if waits := waits and threading.current_thread() is self._writer:
             self._functions.add(request)
         return waits
