@@ -99,7 +99,10 @@ class Place:
         if self._server is not None:
             server, url = self._server
             if self.kind == "postgres":
-                return int(server.ask(f"SELECT count(*) FROM {url.partition('?schema=')[2]}.effects")[0][0])
+                table = f"{url.partition('?schema=')[2]}.effects"
+                if server.ask("SELECT to_regclass(%s)", table) == [(None,)]:
+                    return 0  # nothing was ever written
+                return int(server.ask(f"SELECT count(*) FROM {table}")[0][0])
             keys = server.ask("KEYS", f"{{{url.rpartition('=')[2]}}}:effects:*")
             return sum(field != b"marks" for key in keys for field in server.ask("HKEYS", key))
         with contextlib.closing(sqlite3.connect(self.url)) as conn:
