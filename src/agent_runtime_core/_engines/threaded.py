@@ -125,7 +125,10 @@ class ThreadedEngine(SharedEngine):
 
     @classmethod
     def parsed(cls, place: Any) -> Any:
-        """Return a place as the engine keeps it: hashable, and with a `str` for messages. It raises for a wrong one."""
+        """Return a place as the engine keeps it, or raise InvalidArgument. By default it is the place that was passed.
+
+        The result is hashable, equal for equal stores, and `str` of it is what messages show.
+        """
         return place
 
     def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
