@@ -21,7 +21,8 @@ import pytest
 import agent_runtime_core
 from agent_runtime_core import events, queue, state
 from scripts import evidence
-from tests.support.pages import ROOT, DocsError, blocks_of, python_blocks, run_page
+from tests.support.pages import ROOT, SERVERS, DocsError, blocks_of, python_blocks, run_page
+from tests.support.postgres_servers import PostgresServer
 from tests.support.processes import until
 
 SKILL = ROOT / "src" / "agent_runtime_core" / "skill.md"
@@ -120,14 +121,30 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run_page(page.read_text("utf-8"), page.name)
 
 
-@pytest.mark.redis
-@pytest.mark.parametrize("page", [each for each in PAGES if "docs: needs redis" in each.read_text("utf-8")], ids=_id)
-def test_every_block_runs_with_a_redis(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer, page: Path) -> Iterator[str]:
+    """A new database, as the pages also name it after another scheme and without a schema."""
+    name = re.sub(r"\W", "_", page.stem)
+    postgres_server.ask(f"CREATE DATABASE {name}")
+    yield f"{postgres_server.url.removeprefix('postgresql:').rpartition('/')[0]}/{name}"
+    postgres_server.ask(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        pytest.param(kind, page, id=f"{kind}-{_id(page)}", marks=getattr(pytest.mark, kind))
+        for kind in SERVERS
+        for page in PAGES
+        if f"docs: needs {kind}" in page.read_text("utf-8")
+    ],
+)
+def test_every_block_runs_with_a_server(
+    kind: str, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    run_page(page.read_text("utf-8"), page.name, redis=redis_url)
+    run_page(page.read_text("utf-8"), page.name, **{kind: request.getfixturevalue(f"{kind}_url")})
 
 
 def test_every_name_a_block_imports_exists() -> None:

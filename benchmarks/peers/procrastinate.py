@@ -13,8 +13,9 @@ class Queue(base.Queue):
         super().__init__(where)
         self._app = App(connector=PsycopgConnector(conninfo=where))
         self._tasks = {
-            "nothing": self._app.task(name="nothing")(self._nothing), "tell": self._app.task(name="tell")(self._tell)
-        }  # fmt: skip
+            "nothing": self._app.task(name="nothing")(self._nothing),
+            "tell": self._app.task(name="tell")(self._tell),
+        }
 
     @staticmethod
     async def _nothing() -> int:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .errors import UnknownRun as UnknownRun
     from .errors import UnknownSetting as UnknownSetting
     from .errors import UnknownTool as UnknownTool
+    from .errors import UnsafePostgres as UnsafePostgres
     from .errors import UnsafeRedis as UnsafeRedis
     from .errors import UnserialisableResult as UnserialisableResult
     from .errors import WaitTimeout as WaitTimeout
@@ -156,8 +157,8 @@ else:
         "RedactionFailed RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "
         "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageMoved StorageOutdated "
         "StorageTooNew StreamCut TaskNotHeld ToolFailed ToolTimeout TooManyVectors UnknownAgent "
-        "UnknownEncryptionKey UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult "
-        "WaitTimeout",
+        "UnknownEncryptionKey UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafePostgres UnsafeRedis "
+        "UnserialisableResult WaitTimeout",
         ".interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
         ".limits": "RunLimits",

@@ -66,9 +66,9 @@ HEARTBEAT_SECONDS, LEASE_SECONDS = DefaultSeconds(30), DefaultSeconds(60)
 class RuntimeConfig:
     """Every setting of this library. Times are in seconds. Its repr hides keys and passwords.
 
-    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`, or a URL of an installed package) selects the queue,
-    events, state and persistence backends together and overrides the `*_backend` settings. Each of those is a built-in
-    name, such as "sqlite", or `"their_package.module:Class"`.
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`, `postgresql://host/database`, or a URL of an installed
+    package) selects the queue, events, state and persistence backends together and overrides the `*_backend` settings.
+    Each of those is a built-in name, such as "sqlite", or `"their_package.module:Class"`.
 
     Raises:
         UnknownSetting: A setting does not exist.
@@ -201,6 +201,7 @@ class RuntimeConfig:
 _URLS = {
     "memory": "memory://", "sqlite": "sqlite:///path", "redis": "redis://host:6379/0",
     "rediss": "rediss://host:6379/0", "unix": "unix:///path/of.sock", "postgresql": "postgresql://host:5432/database",
+    "postgres": "postgresql://host:5432/database",
 }  # fmt: skip
 
 
@@ -222,8 +223,8 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Return the backend name and the location options of a store URL or path.
 
     Args:
-        path_or_url: `memory://`, `sqlite:///path`, `redis://host:port/db`, the path of a SQLite file, or a URL whose
-            scheme an installed package adds. Its backend is `INSTALLED`.
+        path_or_url: `memory://`, `sqlite:///path`, `redis://host:port/db`, `postgresql://host:port/database`, the path
+            of a SQLite file, or a URL whose scheme an installed package adds. Its backend is `INSTALLED`.
 
     Raises:
         InvalidArgument: It is neither, or its scheme is not supported.
@@ -258,7 +259,10 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     added = installed_schemes()
     if scheme.lower() in added:
         return INSTALLED, {"url": text}
-    schemes = "memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, unix:///path/of.sock"
+    schemes = (
+        "memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, unix:///path/of.sock, "
+        "postgresql://host:port/database"
+    )
     more = "".join(f", {each}://" for each in sorted(added.keys() - BUILT_IN))
     raise must("store URL", f"be {schemes}{more} or the path of a SQLite file", shown)
 

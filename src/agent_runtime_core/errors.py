@@ -55,6 +55,7 @@ AgentRuntimeError
     ├── StorageOutdated               the store was written by an earlier version and must be migrated
     ├── StorageMoved                  the store was moved to another one, or is not copied completely yet
     ├── UnsafeRedis                   the Redis settings would lose runs; nothing was written
+    ├── UnsafePostgres                the PostgreSQL database would lose or mix up runs; nothing was written
     └── StorageClosed                 the store was used after close, or in a forked child process
 """
 
@@ -549,6 +550,14 @@ class StorageMoved(StorageError):
 
 class UnsafeRedis(StorageError):
     """The Redis settings would lose runs; nothing was written. `refused` has the unsafe settings by name."""
+
+    def __init__(self, message: str, refused: Mapping[str, str]) -> None:
+        self.refused: dict[str, str] = dict(refused)
+        super().__init__(message)
+
+
+class UnsafePostgres(StorageError):
+    """The PostgreSQL database would lose or mix up runs; nothing was written. `refused` has what is unsafe, by name."""
 
     def __init__(self, message: str, refused: Mapping[str, str]) -> None:
         self.refused: dict[str, str] = dict(refused)

@@ -13,7 +13,7 @@ from agent_runtime_core.events import EventBus, get_event_bus
 from agent_runtime_core.queue import RunQueue, get_queue
 from agent_runtime_core.state import StateStore, get_state_store
 from agent_runtime_core.testing.contracts.runs import CASES, Case, Make
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.codec import kind_of
 
 # Queue, events, state: an engine's kind and a letter, the same letter for the same engine.
@@ -39,6 +39,13 @@ MORE = [
     "sqlite-a sqlite-a theirs",
     "redis-a redis-b redis-c",
     "redis-a redis-a sqlite-b",
+    "postgres-a postgres-a postgres-a",
+    "postgres-a postgres-b postgres-c",
+    "postgres-a redis-b sqlite-c",
+    "sqlite-a postgres-b postgres-b",
+    "redis-a postgres-b redis-a",
+    "memory-a postgres-b postgres-b",
+    "theirs postgres-a postgres-a",
     "redis-a sqlite-b sqlite-b",
     "sqlite-a redis-b sqlite-a",
     "redis-a memory-b redis-a",
@@ -51,6 +58,7 @@ ENCODED = [
     "memory-a memory-a memory-a+aes",
     "sqlite-a sqlite-a sqlite-a+aes",
     "redis-a redis-a redis-a+aes",
+    "postgres-a postgres-a postgres-a+aes",
     "sqlite-a redis-b redis-b+aes",
     "theirs theirs theirs+aes",
 ]
@@ -69,8 +77,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
             if kind == "sqlite":
                 where = {"path": tmp_path / f"{place}{letter}.db", "durability": "normal"}
                 return {"backend": kind, **where, **options}
-            if kind == "redis":
-                return {"backend": kind, "url": f"{request.getfixturevalue('redis_url')}-{place}{letter}", **options}
+            if kind in SERVERS:
+                url = request.getfixturevalue(f"{kind}_url")
+                return {"backend": kind, "url": f"{url}_{place}{letter}", **options}
             return {"backend": kind, "engine": engines.setdefault(letter, MemoryEngine(**options))}
 
         queue, bus, state = components

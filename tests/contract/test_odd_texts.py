@@ -36,7 +36,7 @@ from agent_runtime_core.persistence import (
 )
 from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.fault_runs import Agent
 
 #: NUL, halves of characters as from bytes that are no UTF-8, byte order marks, and what else is lost on the way.
@@ -432,10 +432,10 @@ async def opened(url: str) -> AsyncIterator[Place]:
         yield Place(runner, stores)
 
 
-@pytest.fixture(params=backends(["memory", "sqlite", "redis"], default=["sqlite", "redis"]))
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"], default=["sqlite", "redis"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        found: str = request.getfixturevalue("redis_url")
+    if request.param in SERVERS:
+        found: str = request.getfixturevalue(f"{request.param}_url")
         return found
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'there.db'}"
 

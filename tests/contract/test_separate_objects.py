@@ -17,6 +17,7 @@ from agent_runtime_core.testing.contracts.runs import SEPARATE
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue
 from tests.contract.third_party.their_store import TheirStore
+from tests.support.backends import backends
 
 [CASE] = SEPARATE
 
@@ -56,7 +57,7 @@ def conflicting(**options: Any) -> tuple[Any, Any, Any]:
     return tuple(map(table.add, backends))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("kind", backends(["sqlite", "redis", "postgres"]))
 async def test_the_stores_of_the_library_may_be_opened_separately(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -71,7 +72,7 @@ async def test_the_stores_of_the_library_may_be_opened_separately(
         number = next(numbers)
         if kind == "sqlite":
             return at({"path": tmp_path / f"{number}.db", **options})
-        return at({"url": f"{request.getfixturevalue('redis_url')}-{number}", **options})
+        return at({"url": f"{request.getfixturevalue(f'{kind}_url')}_{number}", **options})
 
     await CASE(make, lambda backends: at(places[id(backends[0])]))
 

@@ -20,7 +20,7 @@ from agent_runtime_core.planning import Plan, PlanStep
 from agent_runtime_core.planning.plan import BasePlanner
 from agent_runtime_core.tools import ToolRegistry
 from agent_runtime_core.turns import EventPublisherSubscriber, ProviderSteps, StepRequest, StepResultChunk, TurnManager
-from tests.support.fault_runs import REDIS, Store
+from tests.support.fault_runs import SERVER, Store
 
 DEADLINE = 1000.0
 LEASE = 5000.0
@@ -103,7 +103,7 @@ async def provide(store: Store, folder: Path, killed: str) -> None:
 
 
 async def main(role: str, kind: str, folder: Path, url: str, killed: str = "never") -> None:
-    REDIS["url"] = url
+    SERVER["url"] = url
     store = Store(kind, folder, SharedClock(folder))
     manager = manager_of(store, folder) if role == "turn" else None
     sys.stdout.write("ready\n")

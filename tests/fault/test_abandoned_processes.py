@@ -16,16 +16,16 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from tests.fault.jobs.claims import LEASE, quick
-from tests.support.backends import backends
-from tests.support.fault_runs import REDIS, Agent
+from tests.support.backends import SERVERS, backends
+from tests.support.fault_runs import SERVER, Agent
 from tests.support.processes import Child, becomes
 
-KINDS = backends(["sqlite", "redis"])
+KINDS = backends(["sqlite", "redis", "postgres"])
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return REDIS["url"] if request.node.callspec.params.get("kind") == "redis" else str(tmp_path / "runs.db")
+    return SERVER["url"] if request.node.callspec.params.get("kind") in SERVERS else str(tmp_path / "runs.db")
 
 
 def opened(url: str, registry: Registry | None = None, **config: Any) -> AgentRunner:

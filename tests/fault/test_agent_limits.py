@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import CircuitOpen
+from agent_runtime_core.errors import CircuitOpen, StorageFull
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.runner.settings import RunnerConfig
@@ -456,6 +456,42 @@ async def test_time_that_a_run_only_waits_does_not_count(kind: str, how: str, tm
         assert result.final_output == {"value": 7}, result.error
         runner.stop()
         await working
+
+
+@kinds
+async def test_an_outage_of_the_store_does_not_count(kind: str, tmp_path: Path) -> None:
+    """Nothing can be recorded in it. The lease is so long that the code never learns of the outage."""
+    clock, refused = VirtualClock(), list[float]()
+
+    async def code(ctx: Any) -> str:
+        await ctx.step("before", int)
+        refused.append(0.0)
+        await ctx.step("during", int)
+        return "done"
+
+    async with store(kind, tmp_path, clock) as here:
+        commit = here.engine.commit
+
+        async def full(guard: Any, ops: Any) -> Any:
+            if 0 < len(refused) < 10 and guard is not None:
+                refused.append(clock.monotonic())
+                raise StorageFull("no space")
+            return await commit(guard, ops)
+
+        here.engine.commit = full
+        limited(here, "a", code, stall_timeout_seconds=100, run_timeout_seconds=110)
+        runner = here.runner(settings(**BASE))
+        await runner.submit("a", run_id="r")
+        working = asyncio.ensure_future(runner.run_once())
+        while not working.done():
+            await asyncio.sleep(0.001)
+            if refused:
+                clock.advance(30)
+                for held in tuple(runner.heartbeat._leased.values()):
+                    held.control.notify()
+        result = await runner.wait("r", timeout=10)
+        assert result.final_output == {"value": "done"}, result.error
+        assert refused[-1] - refused[1] > 200
 
 
 @kinds

@@ -17,6 +17,7 @@ import pytest
 from agent_runtime_core.persistence.models import Conversation
 from tests.contract.persistence.stores import TECHNOLOGIES
 from tests.fault.jobs.appends import conversations
+from tests.support.backends import SERVERS
 from tests.support.processes import Child
 
 LONG = 280.0  # seconds that all of the appends may take
@@ -29,8 +30,8 @@ SHARED = [each for each in TECHNOLOGIES if each.id != "memory"]
 @pytest.fixture(params=SHARED)
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    if request.param == "redis":
-        return request.param, request.getfixturevalue("redis_url")
+    if request.param in SERVERS:
+        return request.param, request.getfixturevalue(f"{request.param}_url")
     return request.param, str(tmp_path / "conversations")
 
 

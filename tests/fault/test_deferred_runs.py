@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ async def test_in_place_it_waits(kind: str, tmp_path: Path) -> None:
     clock, client, ran = VirtualClock(), model(), list[str]()
     async with store(kind, tmp_path, clock) as here:
         here.agent("a", agent(client, ran))
-        runner = here.runner(settings(max_retries=1))
+        # The clock advances while the store works, and with a server that takes a while.
+        runner = here.runner(settings(max_retries=1, run_timeout_seconds=math.inf))
         running = asyncio.ensure_future(runner.execute("a", "r", INPUT))
         await until(lambda: len(client.asked) == 2)
         while not running.done():

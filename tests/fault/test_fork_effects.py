@@ -17,6 +17,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
 from tests.fault.test_failing_fork import LAYOUTS, Counted
+from tests.support.backends import POSTGRES
 from tests.support.fault_runs import Agent, settings
 from tests.support.processes import Child
 
@@ -83,11 +84,11 @@ async def test_the_nth_failing_call_repeats_nothing(
         await engine.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 async def test_what_a_killed_process_began_is_refused(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    where = str(tmp_path / "jobs.db") if kind == "sqlite" else request.getfixturevalue("redis_url")
+    where = str(tmp_path / "jobs.db") if kind == "sqlite" else request.getfixturevalue(f"{kind}_url")
     with Child("paying", where, "one") as child:
         child.expect("paying")
         assert child.kill()

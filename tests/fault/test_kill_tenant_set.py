@@ -14,15 +14,16 @@ import pytest
 from agent_runtime_core.queue.records import LIVE, RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.processes import PATIENCE, Command
 from tests.support.runs import Script
 
 PLAIN, TREES, LANES, KILLS = 60, 6, 4, 4
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return request.getfixturevalue("redis_url") if request.param == "redis" else str(tmp_path / "runs.db")
+    return request.getfixturevalue(f"{request.param}_url") if request.param in SERVERS else str(tmp_path / "runs.db")
 
 
 async def tree(ctx: Any) -> Any:

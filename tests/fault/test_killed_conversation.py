@@ -15,12 +15,13 @@ import pytest
 
 from agent_runtime_core.portal import call
 from tests.fault.jobs.chatting import CHAT, stores
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.processes import Child
 
 log = logging.getLogger("fault")
 
 TURNS = 6
-STORES = ["files", "default", "own", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+STORES = ["files", "default", "own", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 
 
 def ordeal(where: str, db: Path, directory: Path, number: int, kills: int, pause: float) -> int:
@@ -65,7 +66,7 @@ def check(where: str, url: str, tmp_path: Path, wanted: int, pause: float, *, at
     def one(number: int) -> int:
         directory = tmp_path / f"{number}"
         directory.mkdir()
-        place = f"{url}-{number}" if where == "redis" else where
+        place = f"{url}_{number}" if where in SERVERS else where
         db = directory / "runs.db"
         killed = ordeal(place, db, directory, number, each, pause)
         assert call(history, place, db, directory) == whole()
@@ -82,7 +83,8 @@ def check(where: str, url: str, tmp_path: Path, wanted: int, pause: float, *, at
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("redis_url")) if request.node.callspec.params["where"] == "redis" else ""
+    where = request.node.callspec.params["where"]
+    return str(request.getfixturevalue(f"{where}_url")) if where in SERVERS else ""
 
 
 @pytest.mark.parametrize("where", STORES)

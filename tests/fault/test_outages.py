@@ -23,7 +23,7 @@ from agent_runtime_core.errors import StepInDoubt
 from agent_runtime_core.queue import RedisQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
-from tests.support.fault_runs import Agent, settings, until
+from tests.support.fault_runs import Agent, consistent, settings, until
 from tests.support.redis_servers import RedisServer
 
 STEPS = 12
@@ -79,6 +79,7 @@ class Fleet:
             assert (row.attempt, row.failures, row.crashes) == (1, 0, 0)
             records = await near.state_store.records(row.run_id)
             assert [each.name for each in records if each.kind == "done"] == [f"s{i}" for i in range(STEPS)]
+            assert [each.kind for each in records].count("attempt") == 1
         assert {len(names) for names in self.executed_by.values()} == {1}, "each run is executed by one worker"
         assert (self.again, self.caught) == ([], [])
 
@@ -171,22 +172,28 @@ async def test_a_full_disk_at_many_moments(
     await full_disk(seed, tmp_path, monkeypatch, caplog)
 
 
+def full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
 async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with fleet(f"sqlite:///{path}/runs.db") as working:
-        real, left = GroupCommitter._end, [Random(seed).randrange(2, 18), 30]
+        real, left = GroupCommitter._end, [Random(seed).randrange(1, 18), 30]
 
         def end(committer: GroupCommitter, tx: Any) -> None:
             left[0] -= 1
             if left[0] <= 0 < left[1]:
                 left[1] -= 1
-                error = sqlite3.OperationalError("database or disk is full")
-                error.sqlite_errorcode = sqlite3.SQLITE_FULL
-                raise error
+                raise full()
             real(committer, tx)
 
         monkeypatch.setattr(GroupCommitter, "_end", end)
         await working.check()
+        for n in range(RUNS):
+            await consistent(working.runners[0], f"r{n}")
         assert left[1] == 0, "the disk was full"
         assert set(working.ran.values()) == {1}
     assert outage_records(caplog) == (1, 1)
@@ -274,3 +281,57 @@ async def test_redis_has_a_shorter_lease_where_none_is_set(
             assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == expected
     async with AgentRunner.open(tmp_path / "runs.db", config=settings()) as runner:
         assert (runner.config.lease_ttl_seconds, runner.config.heartbeat_interval_seconds) == (60, 30)
+
+
+async def test_an_idle_worker_logs_a_full_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk answers the claims of a worker that has nothing to do, because they only read."""
+    caplog.set_level(logging.INFO)
+    working, real, refused = Fleet(f"sqlite:///{tmp_path}/runs.db"), GroupCommitter._end, [0]
+    changes = Counter[int]()
+
+    def end(committer: GroupCommitter, tx: Any) -> None:
+        before, changes[id(committer)] = changes[id(committer)], committer.conn.total_changes
+        if refused[0] < 5 and changes[id(committer)] > before:
+            refused[0] += 1
+            raise full()
+        real(committer, tx)
+
+    runner = working.runners[0]
+    monkeypatch.setattr(GroupCommitter, "_end", end)
+    loop = asyncio.create_task(runner.run_loop(0.01, handle_signals=False))
+    await until(lambda: "answers again" in caplog.text)
+    runner.stop()
+    await loop
+    for each in working.runners:
+        await each.close()
+    assert refused == [5]
+    assert outage_records(caplog) == (1, 1)
+
+
+async def test_a_worker_that_is_stopped_in_an_outage_says_that_it_released_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    working, real, is_full = Fleet(f"sqlite:///{tmp_path}/runs.db", grace_seconds=0.0), GroupCommitter._end, [False]
+
+    def end(committer: GroupCommitter, tx: Any) -> None:
+        if is_full[0]:
+            raise full()
+        real(committer, tx)
+
+    monkeypatch.setattr(GroupCommitter, "_end", end)
+    monkeypatch.setattr("agent_runtime_core.runner.worker.SHUTDOWN_SECONDS", 0.05)
+    runner = working.runners[0]
+    await runner.submit("a", {}, run_id="r0")
+    loop = asyncio.create_task(runner.run_loop(0.1, handle_signals=False))
+    await until(lambda: len(working.confirmed) > 2)
+    is_full[0] = True
+    await until(lambda: "is not available" in caplog.text)
+    runner.stop()
+    await loop
+    is_full[0] = False
+    assert "run r0 of agent 'a' did not stop before the worker ended; its store is away: another" in caplog.text
+    assert (await runner.queue.require("r0")).status == "running"
+    for each in working.runners:
+        await each.close()

@@ -13,6 +13,7 @@ import pytest
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core.registry import Registry
 from tests.fault.paced_program import PIECES
+from tests.support.backends import POSTGRES
 from tests.support.processes import PATIENCE, Command, becomes, until
 
 LIMIT = 131_072  # bytes that a reader may lag
@@ -20,9 +21,11 @@ PIECE = 4096
 PROGRAM = "tests.fault.paced_program"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+    return (
+        str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue(f"{request.param}_url"))
+    )
 
 
 @pytest.fixture

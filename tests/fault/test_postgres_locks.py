@@ -1,7 +1,7 @@
-"""Several objects lock the rows of runs and their concurrency keys in one order: none waits for one that waits for it.
+"""Several processes lock the rows of runs and their concurrency keys in the same order, so none waits in a circle.
 
-The server looks for deadlocks after 5 ms, and each that it finds is in its log. By default it would look after a
-second, for which all of the commits would wait.
+The server looks for deadlocks after 5 ms, and logs each that it finds. By default it looks after a second, and the
+commits wait for so long.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.queue.records import RowChanged, RunRow, RunUpdate
+from agent_runtime_core.state import get_state_store
 from tests.support.postgres_servers import PostgresServer
 
 OBJECTS = 6
@@ -37,10 +40,13 @@ class Together:
         place = f"{url}&fallback_application_name=p{number}"
         self.queue, self.bus = get_queue("postgres", url=place), get_event_bus("postgres", url=place)
         self.chance, self.known, self.name = random.Random(number), known, f"w{number}"
+        self.state = get_state_store("postgres", url=place)
         self.claimed: list[RunRow] = []
+        self.records = Counter[str]()
         self.done = 0
 
     async def close(self) -> None:
+        await self.state.close()
         await self.bus.close()
         await self.queue.close()
 
@@ -57,7 +63,7 @@ class Together:
         return self.chance.choice(self.known[-24:])
 
     async def once(self) -> None:
-        match self.chance.randrange(8):
+        match self.chance.randrange(10):
             case 0 | 1:
                 await self._submit()
             case 2:
@@ -71,14 +77,31 @@ class Together:
             case 6:
                 live = [(row.run_id, row.claim_id) for row in self.claimed]
                 self.chance.shuffle(live)
-                await self.queue.commit(None, [self.beat(live)])
-            case _:
+                await self.queue.commit(None, [Op("queue.beat", (live, self.queue.lease_now() + 60))])
+            case 7:
                 await asyncio.gather(*(self._settle() for _ in range(6)))
+            case 8:
+                await asyncio.gather(*map(self._step, self.chance.sample(self.claimed, min(6, len(self.claimed)))))
+            case _:
+                await asyncio.gather(*(self._end_and_claim() for _ in range(3)))
 
-    def beat(self, claims: list[tuple[str, str]]) -> Any:
-        from agent_runtime_core._engines.base import Op
+    def _record(self, row: RunRow, kind: str) -> Op:
+        self.records[row.claim_id] += 1
+        number = self.records[row.claim_id] + 1000 * row.crashes  # after the records of earlier claims
+        record = Record(number, kind, "s", "s", 1, row.claim_id, 1.0, nev=1)
+        return Op("journal.append", (row.run_id, record))
 
-        return Op("queue.beat", (claims, self.queue.lease_now() + 60))
+    async def _step(self, row: RunRow) -> None:
+        await self.queue.commit(Guard(row.run_id, row.claim_id), [self._record(row, "done")])
+
+    async def _end_and_claim(self) -> None:
+        if not self.claimed:
+            return
+        row = self.claimed.pop(self.chance.randrange(len(self.claimed)))
+        how = self.queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
+        claim = Op("queue.claim", (self.queue.claim_request(self.name, 60, ["a"], 1, ready_only=True),))
+        ops = [self._record(row, "ended"), Op("queue.settle", (row.run_id, how)), claim]
+        self.claimed += (await self.queue.commit(Guard(row.run_id, row.claim_id), ops))[-1]
 
     async def _submit(self) -> None:
         key = f"key{self.chance.randrange(4)}" if self.chance.random() < 0.7 else None

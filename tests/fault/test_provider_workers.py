@@ -16,7 +16,7 @@ from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.turns import EventPublisherSubscriber, StepRequest, StepResultChunk, TurnManager
 from tests.fault.deadline_program import SharedClock, manager_of, noted
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.fault_runs import store
 from tests.support.processes import PATIENCE, Command, becomes
 
@@ -70,7 +70,7 @@ async def test_each_step_is_answered_once(tmp_path: Path, killed: str) -> None:
 
 
 @pytest.mark.sentence("001", "Lifecycle flow: StepEvent to the Provider Worker, StepResultChunk back, WebSocket delta")
-@pytest.mark.parametrize("kind", backends(["sqlite", "redis"], default=["sqlite"]))
+@pytest.mark.parametrize("kind", backends(["sqlite", "redis", "postgres"], default=["sqlite"]))
 @pytest.mark.parametrize("moment", ["before", pytest.param("at", marks=pytest.mark.slow), "after"])
 @pytest.mark.parametrize(
     ("killed", "at_its"),
@@ -80,7 +80,7 @@ async def test_a_tool_runs_once_whoever_is_killed_and_whenever_it_returns(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, moment: str, killed: str, at_its: str
 ) -> None:
     """`at_its` says when the provider worker is killed: before it executes the request, or after its answer."""
-    url = request.getfixturevalue("redis_url") if kind == "redis" else "-"
+    url = request.getfixturevalue(f"{kind}_url") if kind in SERVERS else "-"
     clock = SharedClock(tmp_path)
     clock.set_ahead(0)
     (tmp_path / "noted").touch()

@@ -19,7 +19,7 @@ from tests.support.fault_runs import KINDS, consistent, eventually, settings, st
 
 #: Seconds: much less than until the next beat, which would tell of a cancel too, or the end of what is cancelled.
 SOON = 15.0
-RACES = {"memory": 1000, "sqlite": 300, "redis": 300}
+RACES = {"memory": 1000, "sqlite": 300, "redis": 300, "postgres": 300}
 
 
 async def pause(turns: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from agent_runtime_core import RunBusy, RunStatus, open_run
 from tests.fault.jobs.agents import open_runner
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.processes import Child, becomes, image, lines, recorded, until
 
 log = logging.getLogger("fault")
@@ -110,11 +111,11 @@ async def test_a_killed_workers_run_on_redis_is_taken_over_when_its_lease_is_ove
     log.info("%d runs taken over on Redis, the last after %.0f ms", len(taken), max(taken.values()) * 1000)
 
 
-@pytest.mark.parametrize("engine", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("engine", ["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 async def test_a_cancel_reaches_a_running_step_in_another_process(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    place = request.getfixturevalue("redis_url") if engine == "redis" else str(tmp_path / "all.db")
+    place = request.getfixturevalue(f"{engine}_url") if engine in SERVERS else str(tmp_path / "all.db")
     took = await cancelled(place, tmp_path / "effects", 30)
     log.info("%s: cancel heard after p50 %.1f ms, the slowest %.1f ms", engine, took[15] * 1000, took[-1] * 1000)
 

@@ -6,99 +6,30 @@ The long form, 10 times: pytest tests/fault/test_redis_restart.py -m slow -o log
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import time
-from collections import Counter
 from random import Random
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core.errors import StorageBusy, UnknownRun
+from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
-from tests.support.fault_runs import Agent, consistent, settings, until
+from tests.support.fault_runs import Agent, settings, until
+from tests.support.outage_load import SLOTS, Load
 from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.redis
 
 log = logging.getLogger("fault")
 
-STEPS = 6
-SLOTS = 8
-
-
-class Load:
-    """Two workers busy with runs, and what they and their callers were told of."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.over = False
-        self.runs: list[UUID] = []
-        self.acknowledged: dict[tuple[str, str], int] = {}
-        self.ran: Counter[tuple[str, str]] = Counter()
-        self.again: list[tuple[str, str]] = []
-        self.events: Counter[str] = Counter()
-        self.runners = [self._runner(f"w{n}") for n in range(2)]
-
-    def _runner(self, name: str) -> AgentRunner:
-        agents = Registry()
-        agents.register(Agent("a", self.code))
-        config = settings(worker_id=name, lease_ttl_seconds=3.0, max_retries=20, grace_seconds=5.0)
-        queue, bus, state = open_url(self.url, max_retries=20)
-        return AgentRunner(queue, bus, state, config, registry=agents)
-
-    async def code(self, ctx: Any) -> int:
-        run = str(ctx.run_id)
-        for i in range(STEPS):
-            about = (run, f"s{i}")
-
-            async def act(about: tuple[str, str] = about, i: int = i) -> int:
-                if about in self.acknowledged:
-                    self.again.append(about)
-                self.ran[about] += 1
-                await asyncio.sleep(0.01)
-                return i * i
-
-            self.acknowledged[about] = await ctx.step(f"s{i}", act)
-            await ctx.emit("said", {"i": i})
-            self.events[run] += 1
-        return STEPS
-
-    async def submit(self) -> None:
-        """Keep some runs waiting; whoever is told that it may have failed asks again under the same id."""
-        numbers = itertools.count()
-        while not self.over:
-            self.runs.append(await self._submitted(f"run {next(numbers)}"))
-            await asyncio.sleep(0.02)
-
-    async def _submitted(self, run_id: str) -> UUID:
-        while True:
-            with contextlib.suppress(StorageBusy):
-                return await self.runners[0].submit("a", {}, run_id=run_id)
-
-    async def check(self) -> None:
-        near = self.runners[0]
-        for run in self.runs:
-            result = await near.wait(run, timeout=30)
-            assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": STEPS})
-            await consistent(near, run)
-            records = [r for r in await near.state_store.records(run) if r.kind == "done"]
-            assert [r.name for r in records] == [f"s{i}" for i in range(STEPS)]
-            said = Counter(e.payload["i"] for e in await near.event_bus.get_events(run) if e.event_type == "said")
-            assert set(said) == set(range(STEPS))
-        assert len(await near.runs(limit=len(self.runs) + 1)) == len(self.runs)
-        assert self.again == [], "what was acknowledged ran again"
-
 
 async def restarted(times: int, **options: str) -> None:
     random, slowest = Random(times), 0.0
     with RedisServer(appendonly="yes", **options) as server:
-        load = Load(server.url)
+        load = Load(server.url, server.url)
         working = [
             asyncio.create_task(each.run_loop(0.2, concurrency=SLOTS, handle_signals=False)) for each in load.runners
         ]

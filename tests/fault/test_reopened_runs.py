@@ -309,6 +309,16 @@ def keys_of(engine: Any, run_id: str) -> dict[str, int]:
 def tables_of(here: Store, path: Path, run_id: str) -> dict[str, int]:
     if isinstance(here.engine.tables if hasattr(here.engine, "tables") else None, dict):
         return {name: 1 for name, table in here.engine.tables.items() if run_id in table}
+    if here.engine.kind == "postgres":
+        tables = ("runs", "mail", "journal", "events", "state")
+        conn = here.engine.connect(writes=False)
+        try:
+            rows = {
+                each: conn.execute(f"SELECT count(*) FROM arc_{each} WHERE run_id = ?", (run_id,)) for each in tables
+            }
+            return {each: count for each in tables if (count := rows[each].fetchone()[0])}
+        finally:
+            conn.close()
     if here.engine.kind == "redis":
         return keys_of(here.engine, run_id)
     return rows_of(path / "runs.db", run_id)

@@ -18,12 +18,12 @@ from agent_runtime_core import AgentRunner
 from agent_runtime_core._execution.context import conversation_id
 from agent_runtime_core.errors import IllegalTransition
 from tests.fault.jobs.steered import CALLS, CHAT
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.processes import PATIENCE, Child
 
 log = logging.getLogger("fault")
 
-KINDS = backends(["sqlite", "redis"], default=["sqlite", "redis"])
+KINDS = backends(["sqlite", "redis", "postgres"], default=["sqlite", "redis"])
 KILLS = 5  # of each run
 MESSAGES = 20  # to each run
 
@@ -117,13 +117,13 @@ async def ordeals(url: str, wanted: int) -> None:
 
 
 def _place(url: str, number: int) -> str:
-    return f"{url}-{number}" if url.startswith("redis") else f"{url}/{number}.db"
+    return f"{url}_{number}" if "://" in url else f"{url}/{number}.db"
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     kind = request.node.callspec.params["kind"]
-    return str(request.getfixturevalue("redis_url")) if kind == "redis" else str(tmp_path)
+    return str(request.getfixturevalue(f"{kind}_url")) if kind in SERVERS else str(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

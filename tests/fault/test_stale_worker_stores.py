@@ -27,16 +27,18 @@ from agent_runtime_core.persistence import (
 )
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.fault_runs import KINDS, settings, store, until
 
 CHAT = uuid4()
-STORES = ("files", "the run's own", "sqlite", "memory", pytest.param("redis", marks=pytest.mark.redis))
+STORES = ("files", "the run's own", "sqlite", "memory", pytest.param("redis", marks=pytest.mark.redis), POSTGRES)
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     """Of a server, for those that need one."""
-    return f"{request.getfixturevalue('redis_url')}-stores" if request.node.callspec.params["where"] == "redis" else ""
+    where = request.node.callspec.params["where"]
+    return f"{request.getfixturevalue(f'{where}_url')}_stores" if where in SERVERS else ""
 
 
 def stores(where: str, engine: Any, path: Path, url: str) -> PersistenceManager:
@@ -53,7 +55,7 @@ def stores(where: str, engine: Any, path: Path, url: str) -> PersistenceManager:
             return PersistenceManager(PersistenceConfig.on(engine))
         case "sqlite":
             return PersistenceManager.open(path / "stores.db")
-        case "redis":
+        case "redis" | "postgres":
             return PersistenceManager.open(url)
         case _:
             return PersistenceManager.open("memory://")

@@ -23,6 +23,7 @@ from agent_runtime_core.errors import StorageError
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, get_event_bus
 from agent_runtime_core.events.subscriptions import PAGE, WINDOW
 from agent_runtime_core.runner.backends import open_url
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.processes import Child
 from tests.support.redis_servers import RedisServer
 
@@ -30,7 +31,7 @@ FOLLOWERS = 100
 AT_ONCE = 50  # events of one commit
 GROWTH = 10 * 2**20  # bytes that a slow follower may cost
 
-KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 
 
 @pytest.fixture(params=KINDS)
@@ -38,8 +39,8 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> EventBus:
     where: dict[str, Any] = {}
     if request.param == "sqlite":
         where = {"path": tmp_path / "events.db", "durability": "normal"}
-    elif request.param == "redis":
-        where = {"url": request.getfixturevalue("redis_url")}
+    elif request.param in SERVERS:
+        where = {"url": request.getfixturevalue(f"{request.param}_url")}
     return get_event_bus(request.param, **where)
 
 

@@ -15,10 +15,11 @@ import pytest
 
 from agent_runtime_core.persistence.models import Task, TaskList, TaskState
 from tests.fault.jobs.working import task_store
+from tests.support.backends import POSTGRES
 from tests.support.processes import Child
 
 log = logging.getLogger("fault")
-KINDS = ("sqlite", "files", pytest.param("redis", marks=pytest.mark.redis))
+KINDS = ("sqlite", "files", pytest.param("redis", marks=pytest.mark.redis), POSTGRES)
 
 
 async def shared(kind: str, where: str, count: int, workers: int = 8) -> None:
@@ -49,8 +50,8 @@ async def shared(kind: str, where: str, count: int, workers: int = 8) -> None:
 
 def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     match kind:
-        case "redis":
-            return str(request.getfixturevalue("redis_url"))
+        case "redis" | "postgres":
+            return str(request.getfixturevalue(f"{kind}_url"))
         case "sqlite":
             return str(tmp_path / "tasks.db")
         case _:

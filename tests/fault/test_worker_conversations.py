@@ -11,16 +11,17 @@ import pytest
 
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._execution.context import conversation_id
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.processes import PATIENCE, ROOT, Command
 
 AGENT = "tests.fault.jobs.assistant:Assistant"
 CHAT = "room 7"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return f"sqlite:///{tmp_path / 'app.db'}"
 
 

@@ -22,15 +22,16 @@ from agent_runtime_core.integrations.langgraph import AgentRuntimeSaver
 from agent_runtime_core.persistence import open_document_store
 from agent_runtime_core.persistence.documents.base import DocumentStore
 from agent_runtime_core.persistence.fencing import CURRENT_CLAIM, FencedWrites
+from tests.support.backends import POSTGRES, SERVERS
 
-BACKENDS = ["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis)]
+BACKENDS = ["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 KINDS = ("checkpoint", "write", "channel")
 
 
 @pytest.fixture(params=BACKENDS)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return {"memory": "memory://", "sqlite": str(tmp_path / "graphs.db"), "files": f"files:///{tmp_path}/graphs"}[
         request.param
     ]

@@ -434,10 +434,12 @@ async def test_repairs_stop_when_the_server_shuts_down(
     assert len(await runner.runs()) == 2
 
 
-@pytest.fixture(params=backends(["sqlite", "redis"], default=["sqlite", "redis"]))
+@pytest.fixture(params=backends(["sqlite", "redis", "postgres"], default=["sqlite", "redis"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         yield tmp_path / "shared.db"
+    elif request.param == "postgres":
+        yield request.getfixturevalue("postgres_url")
     else:
         with RedisServer() as server:
             yield server.url

@@ -23,6 +23,7 @@ from agent_runtime_core.turns import TurnManager
 from tests.server.conftest import client_of
 from tests.server.streaming import serving
 from tests.server.test_socket import connected
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.runs import Script
 
 API: Final = "/api/v1"
@@ -62,10 +63,10 @@ def runner(tmp_path: Path) -> AgentRunner:
     return _opened(str(tmp_path / "runs.db"))
 
 
-@pytest.fixture(params=["sqlite", "memory", "redis"])
+@pytest.fixture(params=["sqlite", "memory", "redis", POSTGRES])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AgentRunner:
-    if request.param == "redis":
-        return _opened(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return _opened(request.getfixturevalue(f"{request.param}_url"))
     return _opened("memory://" if request.param == "memory" else str(tmp_path / "runs.db"))
 
 

@@ -37,7 +37,7 @@ async def _raises(ctx: Any) -> Any:
     raise NotSupported("no luck")  # which no other attempt can change
 
 
-@pytest.fixture(params=backends(["sqlite", "redis", "memory"], default=["sqlite"]))
+@pytest.fixture(params=backends(["sqlite", "redis", "postgres", "memory"], default=["sqlite"]))
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentRunner]:
     registry = Registry()
     registry.register(Script(echo, "echo"))
@@ -45,6 +45,8 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AgentRunn
         url = str(tmp_path / "runs.db") if request.param == "sqlite" else "memory://"
         if request.param == "redis":
             url = opened.enter_context(RedisServer()).url
+        if request.param == "postgres":
+            url = request.getfixturevalue("postgres_url")
         yield AgentRunner.open(url, registry=registry)
 
 

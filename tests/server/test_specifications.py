@@ -22,6 +22,7 @@ from websockets.sync.connection import Connection
 
 from tests.server.conftest import TOKEN, Served
 from tests.server.served_turns import PIECE
+from tests.support.backends import POSTGRES
 from tests.support.pages import blocks_of
 from tests.support.processes import PATIENCE, ROOT, Command
 
@@ -31,9 +32,13 @@ Servers = tuple[Served, Served]
 MOST_UNREAD = 320 * 1024
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "agents.db") if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+    return (
+        str(tmp_path / "agents.db")
+        if request.param == "sqlite"
+        else str(request.getfixturevalue(f"{request.param}_url"))
+    )
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def start(store: str, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPa
     def servers(*args: str) -> Servers:
         given = args or ("--url", store)
         first = serve(*given)
-        return first, serve(*given) if store.startswith("redis") else first
+        return first, serve(*given) if "://" in store else first
 
     return servers
 

@@ -103,6 +103,7 @@ class Host:
             retry_backoff_max=0.5,
             park_after=world.park_after,
             grace_seconds=0.3,
+            other_code_timeout_seconds=10,  # a worker that was killed may come back until then
             run_timeout_seconds=600,
         )
         registry = Registry()

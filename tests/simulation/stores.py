@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime_core._core.clock import Clock
-from agent_runtime_core._engines.base import Guard, Op, OperationSet
+from agent_runtime_core._engines.base import Guard, Op, OperationSet, Outcome
 from agent_runtime_core._engines.commit_request import CommitRequest, PendingCommits
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
@@ -105,7 +105,7 @@ class SimMemoryEngine(Bells, Tables):
     """One host's engine on the tables that all hosts share."""
 
     def __init__(self, clock: Clock, world: World, place: str) -> None:
-        self.wire = Wire(world, self.land)
+        self.wire = Wire(world, place, self.land)
         super().__init__(clock, world, place)
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
@@ -114,8 +114,10 @@ class SimMemoryEngine(Bells, Tables):
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return self.wire.at_once(CommitRequest(guard, ops))
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self.wire.send(CommitRequest(guard, ops))
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
+        request = CommitRequest(guard, ops)
+        self.wire.send(request)
+        return request
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(self.world.delay())
@@ -191,7 +193,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
 
     def __init__(self, clock: Clock, world: World, place: str) -> None:
         self.world, self.place = world, place
-        self.wire = Wire(world, self.land)
+        self.wire = Wire(world, place, self.land)
         self._reader: sqlite3.Connection | None = None
         super().__init__(str(world.file(place)), "normal", clock)
         if not world.liveness:

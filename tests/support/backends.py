@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+#: The backends on a server, which the fixture "<name>_url" opens.
+SERVERS = ("redis", "postgres")
+#: For a test of code above the backends, beside the others.
+POSTGRES = pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.all_backends])
+
 
 def backends(names: Iterable[str], *, default: Collection[str] | None = None) -> list[Any]:
     """Return a pytest parameter for each name; all but `default`, if given, have the marker `all_backends`."""

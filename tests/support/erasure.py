@@ -31,6 +31,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.turns.event_topics import EventPublisherSubscriber
 from agent_runtime_core.turns.events import AuditEvent, TurnEvent
 from tests.support.canaries import bytes_under
+from tests.support.postgres_servers import PostgresServer
 from tests.support.redis_servers import RedisServer
 from tests.support.runs import Script
 
@@ -251,6 +252,14 @@ def _unpacked(stored: bytes) -> Iterator[bytes]:
     for found in re.finditer(rb"x\x9c", stored):
         with contextlib.suppress(zlib.error):
             yield zlib.decompressobj().decompress(stored[found.start() : found.start() + 40_000])
+
+
+def raw_postgres(server: PostgresServer, url: str) -> bytes:
+    """Return all rows of the schema."""
+    schema, found = url.partition("schema=")[2], list[str]()
+    for (table,) in server.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", schema):
+        found += [row[0] for row in server.ask(f"SELECT t::text FROM {schema}.{table} t")]
+    return "\n".join(found).encode()
 
 
 def raw_redis(server: RedisServer, url: str) -> bytes:

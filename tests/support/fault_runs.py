@@ -25,9 +25,9 @@ from agent_runtime_core.runner.backends import Backends
 from agent_runtime_core.state import get_state_store
 from tests.support.backends import backends
 
-KINDS = backends(["memory", "sqlite", "redis"], default=["sqlite"])
+KINDS = backends(["memory", "sqlite", "redis", "postgres"], default=["sqlite"])
 #: The URL of the server, and the prefix, that the present test has for itself; see conftest.
-REDIS: dict[str, str] = {}
+SERVER: dict[str, str] = {}
 Code = Callable[[Any], Awaitable[Any]]
 OnError = Callable[[Any, BaseException], Awaitable[ErrorInfo | None]]
 
@@ -59,8 +59,8 @@ def opened(kind: str, path: Path, clock: Clock) -> Any:
     match kind:
         case "memory":
             return MemoryEngine(clock)
-        case "redis":
-            return get_queue("redis", url=REDIS["url"], clock=clock).commits
+        case "redis" | "postgres":
+            return get_queue(kind, url=SERVER["url"], clock=clock).commits
         case _:
             return SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
 

@@ -1,4 +1,4 @@
-"""Stores with runs in every state, which are moved between SQLite and Redis, and all that can be read of them."""
+"""Stores with runs in every state, which are moved between servers and files, and all that can be read of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
-from agent_runtime_core.events import RedisEventBus, SQLiteEventBus
+from agent_runtime_core.events import PostgresEventBus, RedisEventBus, SQLiteEventBus
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceConfig, PersistenceManager
-from agent_runtime_core.queue import RedisQueue, SQLiteQueue
+from agent_runtime_core.queue import PostgresQueue, RedisQueue, SQLiteQueue
 from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.state import RedisStateStore, SQLiteStateStore
+from agent_runtime_core.state import PostgresStateStore, RedisStateStore, SQLiteStateStore
 from agent_runtime_core.testing import VirtualClock
 from tests.support.runs import Script
 
@@ -80,11 +80,18 @@ def opened(url: str, clock: VirtualClock, agents: Agents) -> AgentRunner:
     registry = Registry()
     for script in agents.scripts:
         registry.register(script)
-    if "://" in url:
+    kinds: Any
+    engine: Any
+    if url.startswith("postgresql:"):
+        from agent_runtime_core._engines.postgres.engine import PostgresEngine
+
+        engine = PostgresEngine.open(url, clock=clock)
+        kinds = (PostgresQueue, PostgresEventBus, PostgresStateStore)
+    elif "://" in url:
         from agent_runtime_core._engines.redis.engine import RedisEngine
 
-        engine: Any = RedisEngine.open(url, clock=clock)
-        kinds: tuple[Any, ...] = (RedisQueue, RedisEventBus, RedisStateStore)
+        engine = RedisEngine.open(url, clock=clock)
+        kinds = (RedisQueue, RedisEventBus, RedisStateStore)
     else:
         from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 
@@ -99,7 +106,7 @@ def opened(url: str, clock: VirtualClock, agents: Agents) -> AgentRunner:
 
 @asynccontextmanager
 async def running(url: str, clock: VirtualClock, agents: Agents) -> AsyncIterator[AgentRunner]:
-    async with opened(url, clock, agents) as runner:
+    async with opened(url, clock, agents) as runner, runner.persistence:  # which is not the runner's to close
         yield runner
 
 

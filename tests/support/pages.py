@@ -16,6 +16,7 @@ a block directs it:
     <!-- docs: file NAME -->          write it to the file NAME and do not run it
     <!-- docs: setup FILE -->         first run FILE, a path from the root of the repository, in the namespace
     <!-- docs: needs redis -->        run it with a real server as localhost:6379, or only compile it if there is none
+    <!-- docs: needs postgres -->     the same with a new database as postgresql://localhost/app
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from typing import cast
 from tests.support.redis_servers import free_port
 
 ROOT = Path(__file__).parents[2]
-REDIS = "redis://localhost:6379/0"
+#: The server on the pages, for each kind.
+SERVERS = {"redis": "redis://localhost:6379/0", "postgres": "//localhost/app"}
 PORT = "127.0.0.1:8000"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
 #: Languages of blocks that show something and are not run.
@@ -69,7 +71,7 @@ class Block:
     text: str
     skip_run: bool = False
     setup: list[str] = field(default_factory=list)
-    redis: bool = False
+    needs: str = ""  # a kind of server
     language: str = "python"
     file: str = ""
     #: What a Python block must print, if an output block follows it.
@@ -90,10 +92,10 @@ def blocks_of(page: str) -> list[Block]:
     for number, line in lines:
         if directive := _DIRECTIVE.fullmatch(line.strip()):
             verb, rest = directive["verb"], directive["rest"]
-            if verb not in _VERBS or not rest or (verb == "needs" and rest != "redis"):
+            if verb not in _VERBS or not rest or (verb == "needs" and rest not in SERVERS):
                 raise DocsError(
                     f"line {number}: a directive must be 'skip-run REASON', 'file NAME', 'setup FILE' or "
-                    f"'needs redis', got {line.strip()!r}"
+                    f"'needs redis' or 'needs postgres', got {line.strip()!r}"
                 )
             pending[verb] = rest
             if verb == "setup":
@@ -111,8 +113,8 @@ def blocks_of(page: str) -> list[Block]:
                     raise DocsError(f"line {number}: an output block must follow a Python block")
                 found[-1].output = body
             elif language in PYTHON | SHELL or "file" in pending:
-                redis, skip_run = "needs" in pending, "skip-run" in pending
-                found.append(Block(number + 1, body, skip_run, setup, redis, language, pending.get("file", "")))
+                needs, skip_run = pending.get("needs", ""), "skip-run" in pending
+                found.append(Block(number + 1, body, skip_run, setup, needs, language, pending.get("file", "")))
                 pending, setup = {}, []
                 last = number + len(body.splitlines()) + 1
             elif language not in SHOWN:
@@ -144,14 +146,14 @@ def compiled(text: str, where: str, first_line: int) -> CodeType:
     return cast("CodeType", compile(padded, where, "exec", flags=flags, dont_inherit=True))
 
 
-def run_page(text: str, where: str, root: Path = ROOT, redis: str | None = None) -> dict[str, object]:
+def run_page(text: str, where: str, root: Path = ROOT, **servers: str) -> dict[str, object]:
     """Run the blocks of a page in the current directory, its Python blocks as the main module of this process.
 
     Args:
         text: The page.
         where: Its name, for tracebacks.
         root: The directory of the files of `setup` directives.
-        redis: The URL of a server for the blocks that need one.
+        **servers: The URL of a server of each kind, for the blocks that need it.
 
     Returns:
         The namespace of the Python blocks.
@@ -166,8 +168,11 @@ def run_page(text: str, where: str, root: Path = ROOT, redis: str | None = None)
             for block in blocks_of(text):
                 for name in block.setup:
                     _run(compiled((root / name).read_text("utf-8"), name, 1), main, runner)
-                _run_block(block, where, block.text if redis is None else block.text.replace(REDIS, redis),
-                           main, runner, shell, can_run=redis is not None or not block.redis)  # fmt: skip
+                body = block.text
+                for kind, url in servers.items():
+                    body = body.replace(SERVERS[kind], url)
+                can_run = not block.needs or block.needs in servers
+                _run_block(block, where, body, main, runner, shell, can_run=can_run)
     finally:
         sys.modules["__main__"] = before
         shell.close()

@@ -18,7 +18,9 @@ from typing import Any, Self
 
 import pytest
 
-HOST = "127.0.0.1"
+from tests.support.redis_servers import HOST as HOST
+from tests.support.redis_servers import free_port
+
 START_SECONDS = 20.0
 
 
@@ -27,7 +29,7 @@ def programs() -> Path | None:
     """The folder of the server's programs, None where there is no server."""
     found = shutil.which("initdb")
     if found is not None:
-        return Path(found).parent
+        return Path(found).resolve().parent  # a link to it may be alone on PATH
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda each: float(each.parts[-3]))
     return versions[-1].parent if versions else None
 
@@ -73,10 +75,8 @@ class PostgresServer:
         if self._as:
             os.chown(self.folder, self._as["user"], self._as["group"])
         try:
-            self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "postgres", "-N", *self._locale)
-            with socket.socket() as probe:
-                probe.bind((HOST, 0))
-                self.port = int(probe.getsockname()[1])
+            self._make()
+            self.port = free_port()
             self.start()
         except BaseException:
             self.__exit__(None, None, None)
@@ -88,6 +88,9 @@ class PostgresServer:
     ) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _make(self) -> None:
+        self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "postgres", "-N", *self._locale)
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -127,6 +130,12 @@ class PostgresServer:
             cursor = conn.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
+    def rows(self, url: str) -> list[tuple[Any, ...]]:
+        """All rows of the tables in the schema of a URL."""
+        schema = url.partition("?schema=")[2]
+        tables = self.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", schema)
+        return [row for (table,) in tables for row in self.ask(f"SELECT * FROM {schema}.{table}")]
+
     def end(self, number: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT aborts transactions, SIGTERM waits for clients."""
         assert self._process is not None
@@ -143,3 +152,64 @@ class PostgresServer:
         """Kill it if it lives, and start it again on the same port."""
         self.kill()
         self.start(**options)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self.ask("SELECT pg_promote()")
+
+
+class Standby(PostgresServer):
+    """A server that follows `primary`, and ends with its block."""
+
+    def __init__(self, primary: PostgresServer, **options: object) -> None:
+        super().__init__(locale=(), **options)
+        self._primary = primary
+
+    def _make(self) -> None:
+        source = f"host={HOST} port={self._primary.port} user=postgres application_name=standby"
+        self._run("pg_basebackup", "-D", str(self.folder / "data"), "-d", source, "-R", "-c", "fast")
+
+
+class PgBouncer:
+    """A pooler in transaction mode before a server, on a free port of loopback."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+
+    def __enter__(self) -> Self:
+        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            missing("no pgbouncer on PATH or in /usr/sbin")
+        assert program is not None
+        owner = _owner()
+        self._folder = Path(tempfile.mkdtemp(prefix="arc-pgbouncer-"))
+        self.port = free_port()
+        (self._folder / "pgbouncer.ini").write_text(
+            f"[databases]\n* = host={HOST} port={self._server.port} user=postgres\n[pgbouncer]\nlisten_addr = {HOST}\n"
+            f"listen_port = {self.port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n"
+            f"max_client_conn = 400\ndefault_pool_size = 20\nlogfile = {self._folder / 'log'}\n"
+        )
+        if owner:
+            for path in (self._folder, *self._folder.iterdir()):
+                os.chown(path, owner["user"], owner["group"])
+        self._process = subprocess.Popen(
+            [program, "-q", str(self._folder / "pgbouncer.ini")], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True, cwd="/", **owner,
+        )  # fmt: skip
+        end = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), 1):
+                return self
+            assert time.monotonic() < end, (self._folder / "log").read_text()
+            time.sleep(0.02)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/postgres?pooler=1"

@@ -49,10 +49,10 @@ LONG = [f"{CANARY} {n}" for n in range(200)]  # so long that SQLite compresses i
 class Place:
     """A store of one kind, which can be opened many times."""
 
-    def __init__(self, kind: str, folder: Path, redis: tuple[RedisServer, str] | None = None) -> None:
-        self.kind, self._redis = kind, redis
+    def __init__(self, kind: str, folder: Path, server: tuple[Any, str] | None = None) -> None:
+        self.kind, self._server = kind, server
         self._engine = MemoryEngine()
-        self.url: str = redis[1] if redis is not None else str(folder / "runs.db")
+        self.url: str = server[1] if server is not None else str(folder / "runs.db")
 
     @asynccontextmanager
     async def runner(self, codec: PayloadCodec | None, *scripts: Script, **settings: Any) -> AsyncIterator[AgentRunner]:
@@ -82,8 +82,10 @@ class Place:
         """Return all that the store has, as text."""
         if self.kind == "memory":
             return repr(self._engine.tables)
-        if self._redis is not None:
-            server, url = self._redis
+        if self._server is not None:
+            server, url = self._server
+            if self.kind == "postgres":
+                return "\n".join(str(cell) for row in server.rows(url) for cell in row)
             return "\n".join(_redis_values(server, url.rpartition("=")[2]))
         with contextlib.closing(sqlite3.connect(self.url)) as conn:
             tables = [name for (name,) in conn.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
@@ -94,8 +96,10 @@ class Place:
         """Return how many rows of effects, and of members of lineages, the store has."""
         if self.kind == "memory":
             return stored_effects(self._engine.tables["effects"])
-        if self._redis is not None:
-            server, url = self._redis
+        if self._server is not None:
+            server, url = self._server
+            if self.kind == "postgres":
+                return int(server.ask(f"SELECT count(*) FROM {url.partition('?schema=')[2]}.effects")[0][0])
             keys = server.ask("KEYS", f"{{{url.rpartition('=')[2]}}}:effects:*")
             return sum(field != b"marks" for key in keys for field in server.ask("HKEYS", key))
         with contextlib.closing(sqlite3.connect(self.url)) as conn:
@@ -231,7 +235,7 @@ async def check(runner: AgentRunner, agents: Agents) -> None:
     await _check_documents(runner.persistence)
 
 
-NAMES = ("memory", "sqlite", "redis")
+NAMES = ("memory", "sqlite", "redis", "postgres")
 KINDS = backends(NAMES)
 #: For files about code above the engines. In each of them, some tests are on every engine.
 MOSTLY_SQLITE = backends(NAMES, default=["sqlite"])
@@ -240,6 +244,6 @@ ON_EVERY_ENGINE = pytest.mark.parametrize("place", KINDS, indirect=True)
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Return an empty store of that kind."""
-    if kind != "redis":
+    if kind not in ("redis", "postgres"):
         return Place(kind, tmp_path)
-    return Place("redis", tmp_path, (request.getfixturevalue("redis_server"), request.getfixturevalue("redis_url")))
+    return Place(kind, tmp_path, (request.getfixturevalue(f"{kind}_server"), request.getfixturevalue(f"{kind}_url")))

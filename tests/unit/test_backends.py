@@ -52,7 +52,7 @@ async def test_memory_is_one_engine_each_time() -> None:
     assert not places.durable
 
 
-@pytest.mark.parametrize("bad", ["sqlite://a.db", "sqlite:///", "postgres://x", "memory2://"])
+@pytest.mark.parametrize("bad", ["sqlite://a.db", "sqlite:///", "mysql://x", "memory2://"])
 def test_a_bad_url_is_named_with_the_way_out(bad: str) -> None:
     with pytest.raises(InvalidArgument, match=f"store URL must .*'{bad}'"):
         open_url(bad)
@@ -221,7 +221,7 @@ def test_what_is_no_place_is_named(bad: Any) -> None:
 @pytest.mark.parametrize("make", [get_queue, get_event_bus, get_state_store])
 def test_a_backends_name_is_a_text(make: Any) -> None:
     with pytest.raises(
-        InvalidArgument, match=r"unknown (queue|event bus|state store) 3\. Known: memory, redis, sqlite\. "
+        InvalidArgument, match=r"unknown (queue|event bus|state store) 3\. Known: memory, postgres, redis, sqlite\. "
     ):
         make(3)
 

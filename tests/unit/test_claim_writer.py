@@ -14,7 +14,7 @@ from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
 from agent_runtime_core._execution.claim_writer import BUSY_ATTEMPTS, ClaimWriter, WriteBuffer, derived_rows, publish_op
 from agent_runtime_core._execution.step_journal import StepJournal
 from agent_runtime_core._journal.record import Record
-from agent_runtime_core.errors import LeaseLost, StorageBusy
+from agent_runtime_core.errors import LeaseLost, StorageBusy, StorageFull
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.records import RowChanged, RunRow, RunUpdate
@@ -309,6 +309,54 @@ async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: 
     assert sorted(await backends.kinds()) == ["run.started", *["step.completed"] * (1 + others)]
     records = await backends.state.records(writer.run_id)
     assert [each.ev for each in records] == [*range(len(records))], "places and events grow together"
+
+
+class _Sent:
+    """The outcome of a write that nobody waited for."""
+
+    result: list[Any] | None = None
+    error: BaseException | None = None
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0], ids=["sent immediately", "buffered"])
+@pytest.mark.parametrize("known", ["before", "with the next commit"])
+@pytest.mark.parametrize("error", [StorageFull("no space"), StorageBusy("no answer")])
+async def test_what_an_outage_has_refused_is_not_lost(error: Exception, known: str, delay: float) -> None:
+    """The first record of a run names the version of its code."""
+    backends, sent = Watched(apart=False), _Sent()
+    engine = backends.queue.engine
+    engine.buffer_delay = delay
+    writer = await backends.claimed()
+    nowait, commit, refusals = engine.commit_nowait, engine.commit, [error]
+
+    async def refused(guard: Guard | None, ops: Sequence[Op]) -> Any:
+        sent.error = error
+        if refusals and known != "before":
+            raise refusals.pop()
+        return await commit(guard, ops)
+
+    vars(engine)["commit_nowait"] = lambda guard, ops: sent
+    vars(engine)["commit"] = refused
+    began = Record(writer.next_seq(), "attempt", "agent", "", 1, writer.claim_id, 1.0, nev=1)
+    await writer.buffer(began)
+    writer.flush()
+    if known == "before":
+        sent.error = error
+
+    async def outlast(began: float) -> bool:
+        return True
+
+    writer.outlast = outlast
+    await writer.append(done := record(writer))
+    vars(engine)["commit_nowait"] = nowait
+    records = await backends.state.records(writer.run_id)
+    if isinstance(error, StorageFull):
+        assert records == [began._replace(ev=0), done._replace(ev=1)], "in their order"
+        assert writer.unconfirmed == []
+    else:  # it was perhaps written
+        assert [each.records for each in writer.unconfirmed] == [[began]]
+    await writer.append(record(writer, name="b"))
+    assert len(await backends.state.records(writer.run_id)) == len(records) + 1, "nothing is written twice"
 
 
 # -- the timer of buffered writes

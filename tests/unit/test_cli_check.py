@@ -19,15 +19,16 @@ from agent_runtime_core.runner.resume_check import ResumeCheck, check_resume
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.command_line import Commands, on, process
 from tests.support.runs import Script
 
 Code = Callable[[Any], Awaitable[Any]]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(request.getfixturevalue("redis_url") if request.param == "redis" else tmp_path / "runs.db")
+    return str(request.getfixturevalue(f"{request.param}_url") if request.param in SERVERS else tmp_path / "runs.db")
 
 
 async def stored(runner: AgentRunner, run_id: str = "r") -> list[Any]:

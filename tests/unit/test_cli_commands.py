@@ -31,6 +31,7 @@ from agent_runtime_core.planning import RuleBasedPlanner
 from agent_runtime_core.queue.records import RunUpdate
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.turns import TurnManager
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.cases import for_each
 from tests.support.command_line import ROOT, Commands, on, process
 from tests.support.runs import Script
@@ -61,7 +62,7 @@ agents = [Greeter, Asker]
 """
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def run(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Commands:
@@ -70,7 +71,7 @@ def run(
     monkeypatch.setattr(sys, "path", [*sys.path])
     name = f"agents_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(AGENTS)
-    url = request.getfixturevalue("redis_url") if request.param == "redis" else str(tmp_path / "runs.db")
+    url = request.getfixturevalue(f"{request.param}_url") if request.param in SERVERS else str(tmp_path / "runs.db")
     return Commands(capsys, url, name)
 
 

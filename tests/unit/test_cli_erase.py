@@ -11,6 +11,7 @@ import pytest
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.command_line import Commands
 from tests.support.runs import Script
 
@@ -26,13 +27,13 @@ documents: {documents}
 NOTHING = COUNTS.format(runs=0, records=0, events=0, effects=0, blanked=0, documents=0)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def run(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Commands:
     """Commands on an empty store."""
     monkeypatch.chdir(tmp_path)
-    url = request.getfixturevalue("redis_url") if request.param == "redis" else str(tmp_path / "runs.db")
+    url = request.getfixturevalue(f"{request.param}_url") if request.param in SERVERS else str(tmp_path / "runs.db")
     return Commands(capsys, url)
 
 

@@ -40,7 +40,7 @@ def test_the_parser_has_the_commands() -> None:
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
         "carry-over", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored", "copy", "erase",
-        "reencrypt", "workers",
+        "reencrypt", "workers", "migrate",
         "tenant set",
     }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 26 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 27 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

@@ -20,19 +20,20 @@ from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.tenants import Assignment, assign_runs
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.command_line import ROOT, Commands, on
 from tests.support.runs import Script
 
 LONG = 10_000.0  # seconds of a lease
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def run(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Commands:
     """Commands on an empty store."""
     monkeypatch.chdir(tmp_path)
-    url = request.getfixturevalue("redis_url") if request.param == "redis" else str(tmp_path / "runs.db")
+    url = request.getfixturevalue(f"{request.param}_url") if request.param in SERVERS else str(tmp_path / "runs.db")
     return Commands(capsys, url)
 
 

@@ -16,6 +16,7 @@ from agent_runtime_core._engines.commit_request import CommitRequest, LoopBatch,
 from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.queue.sqlite import SQLiteQueue
+from tests.support.backends import POSTGRES
 
 TIMEOUT = 6.0
 
@@ -115,12 +116,12 @@ async def test_a_later_commit_is_sent_after_all_that_wait(monkeypatch: pytest.Mo
     assert isinstance((await every)[6], asyncio.CancelledError)
 
 
-@pytest.mark.parametrize("where", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("where", ["sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 async def test_many_submits_at_once_are_stored_in_order(
     where: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_request, "MAX_IN_FLIGHT", 8)
-    url = str(tmp_path / "runs.db") if where == "sqlite" else request.getfixturevalue("redis_url")
+    url = str(tmp_path / "runs.db") if where == "sqlite" else request.getfixturevalue(f"{where}_url")
     async with AgentRunner.open(url) as runner:
         ids = await asyncio.gather(*(runner.submit("agent", {"n": n}) for n in range(300)))
         assert [info.run_id for info in await runner.runs(limit=1000)] == ids

@@ -32,6 +32,7 @@ CANARY = "canary"
 WRITTEN = (
     "app:{}@db:6379", "app:{}@db:6379/0?prefix=a", ":{}@db", "app:a@{}@db", "app:{}/b@db", "//app:{}@db", "/app:{}@db",
     "redis://app:{}@db:6379", "redis://:{}@db", "redis+sentinel://app:{}@a,b:1/0", "postgres://app:{}@db/name",
+    "postgresql://db/x?listen_url=postgresql%3A%2F%2Fapp%3A{}%40db%2Fx", "postgresql://db/x?sslpassword={}&schema=a",
     "redis:app:{}@db", "app:a?token=b{}@db", "app:a\n{}@db", "their_package.module:app:{}@db", "at redis://app:{}@db",
     "db:6379?password={}", "redis://db?password=a@{}&x=1", "db?token={}", "db/0?x=1&access_key={}",
     "host=db password={}", "db;client_secret={}", '{{"password": "{}"', "their_package.module?password={}:Class",

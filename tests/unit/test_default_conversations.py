@@ -32,11 +32,12 @@ from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.tools import ToolRegistry
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.cases import for_each
 from tests.support.fault_runs import Agent, settings
 
 CHAT = "room 7"
-KINDS = ["path", "sqlite", "memory", "configured", pytest.param("redis", marks=pytest.mark.redis)]
+KINDS = ["path", "sqlite", "memory", "configured", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 
 
 def said(role: str, content: str) -> dict[str, Any]:
@@ -104,8 +105,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     kind = request.param
     if kind == "configured":
         configure(backend_url=f"sqlite:///{tmp_path / 'app.db'}")
-    if kind == "redis":
-        yield str(request.getfixturevalue("redis_url"))
+    if kind in SERVERS:
+        yield str(request.getfixturevalue(f"{kind}_url"))
     else:
         urls = {"path": str(tmp_path / "app.db"), "sqlite": f"sqlite:///{tmp_path / 'app.db'}", "memory": "memory://"}
         yield urls.get(kind, kind)

@@ -13,6 +13,7 @@ from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
 from agent_runtime_core.persistence.backends.files import FileMemoryStore
 from agent_runtime_core.persistence.backends.memory import InMemoryMemoryStore
+from agent_runtime_core.persistence.backends.postgres import PostgresMemoryStore
 from agent_runtime_core.persistence.backends.redis import RedisMemoryStore
 from agent_runtime_core.persistence.backends.sqlite import SQLiteMemoryStore, SQLiteTaskStore
 from agent_runtime_core.persistence.document_stores.base import SESSION_TTL, DocumentHome
@@ -20,13 +21,19 @@ from agent_runtime_core.persistence.documents.base import Entry
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.models import Scope, Task
 from agent_runtime_core.testing import VirtualClock
+from tests.support.backends import POSTGRES
 
 New = Callable[..., DocumentHome]
 
-PLACES: dict[str, Any] = {"memory": InMemoryMemoryStore, "sqlite": SQLiteMemoryStore, "redis": RedisMemoryStore}
+PLACES: dict[str, Any] = {
+    "memory": InMemoryMemoryStore,
+    "sqlite": SQLiteMemoryStore,
+    "redis": RedisMemoryStore,
+    "postgres": PostgresMemoryStore,
+}
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
     """Homes in one place."""
     if request.param == "memory":
@@ -34,8 +41,8 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
         return lambda **options: InMemoryMemoryStore(engine=engine, **options).home
     if request.param == "sqlite":
         return lambda **options: SQLiteMemoryStore(tmp_path / "home.db", durability="normal", **options).home
-    url = request.getfixturevalue("redis_url")
-    return lambda **options: RedisMemoryStore(url, **options).home
+    url, made = request.getfixturevalue(f"{request.param}_url"), PLACES[request.param]
+    return lambda **options: made(url, **options).home
 
 
 async def put(home: DocumentHome, scope: Scope, key: str = "k") -> None:

@@ -18,6 +18,7 @@ from agent_runtime_core.errors import NotSupported, StorageCorrupt, UnknownEncry
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.steps import Step, StepExecutor
+from tests.support.backends import POSTGRES
 from tests.support.command_line import Commands, process
 from tests.support.local_client import LocalClient, inspecting
 from tests.support.runs import Script
@@ -100,9 +101,11 @@ async def write_store(url: str, codec: AESGCMCodec | None) -> None:
     reset_config()
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found = str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
+    found = (
+        str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue(f"{request.param}_url"))
+    )
     asyncio.run(write_store(found, AESGCMCodec({"2026-10": OLD}, "2026-10")))
     return found
 

@@ -30,7 +30,7 @@ CONFIG = RunnerConfig(max_retries=1, park_after=0)
 Raw = Callable[[], bytes]
 
 
-@pytest.fixture(params=backends(["memory", "sqlite", "redis"]))
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"]))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[AgentRunner], bytes]]:
     """The URL of a new store, and what reads all of it."""
     store.OWNERS.clear()
@@ -38,6 +38,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
     if request.param == "redis":
         url, server = str(request.getfixturevalue("redis_url")), request.getfixturevalue("redis_server")
         return url, lambda _: store.raw_redis(server, url)
+    if request.param == "postgres":
+        url, database = str(request.getfixturevalue("postgres_url")), request.getfixturevalue("postgres_server")
+        return url, lambda _: repr(database.rows(url)).encode()
+    if request.param == "postgres":
+        url, server = str(request.getfixturevalue("postgres_url")), request.getfixturevalue("postgres_server")
+        return url, lambda _: store.raw_postgres(server, url)
     if request.param == "sqlite":
         path = tmp_path / "runs.db"
         return str(path), lambda _: store.raw_file(path)

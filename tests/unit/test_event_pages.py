@@ -20,10 +20,11 @@ from agent_runtime_core.errors import StorageBusy, StorageClosed
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, get_event_bus
 from agent_runtime_core.events.event import PAGE_BYTES, EventPage, row_size
 from agent_runtime_core.events.subscriptions import PAGE, WINDOW
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.runs import soon
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
-KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 
 
 @pytest.fixture(params=KINDS)
@@ -31,8 +32,8 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> EventBus:
     where: dict[str, Any] = {}
     if request.param == "sqlite":
         where = {"path": tmp_path / "events.db"}
-    elif request.param == "redis":
-        where = {"url": request.getfixturevalue("redis_url")}
+    elif request.param in SERVERS:
+        where = {"url": request.getfixturevalue(f"{request.param}_url")}
     return get_event_bus(request.param, **where)
 
 

@@ -33,20 +33,20 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import crash_everywhere
 from agent_runtime_core.tools.results import ContentParts
 from agent_runtime_core.tools.tool import Tool
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.codec import KEY
 from tests.support.fault_runs import Agent, settings
 from tests.support.scripted_model import Scripted, asks, call
 
 ROOM = "room 7"
-KINDS = backends(["memory", "sqlite", "redis"], default=["memory", "sqlite"])
+KINDS = backends(["memory", "sqlite", "redis", "postgres"], default=["memory", "sqlite"])
 PAID = ["user: pay", "call pay", "tool: paid 1"]
 
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "app.db")
 
 

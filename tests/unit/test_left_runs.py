@@ -161,6 +161,36 @@ async def test_a_run_that_every_living_worker_has_left_fails(place: Path | None)
         assert DONE == ["load", "clean"]
 
 
+@pytest.mark.parametrize(("seconds", "is_left"), [(70, True), (599, True), (601, False)])
+async def test_a_run_waits_for_a_worker_that_was_killed_and_may_come_back(
+    place: Path | None, seconds: float, is_left: bool
+) -> None:
+    async with Releases(place) as rig:
+        first, second = worker(rig, code(new)), worker(rig, code(old))
+        await parked(first)
+        await lives(first)
+        rig.clock.advance(seconds)
+        await lives(second)
+        await second.run_once()
+        assert ((await second.get_run("r")).status is RunStatus.PENDING) == is_left
+        if is_left:  # started again, it is another process
+            third = worker(rig, code(new))
+            rig.clock.advance(20)
+            while await third.run_once():
+                pass
+            assert (await third.wait("r", timeout=5)).status is RunStatus.SUCCEEDED
+
+
+async def test_a_run_does_not_wait_for_a_worker_that_has_left_in_order(place: Path | None) -> None:
+    async with Releases(place) as rig:
+        first, second = worker(rig, code(new)), worker(rig, code(old))
+        await parked(first)
+        await lives(first, second)
+        await first._process.leave()
+        await second.run_once()
+        assert (await second.wait("r", timeout=5)).status is RunStatus.FAILED
+
+
 async def test_the_only_worker_fails_a_run_immediately_and_asks_its_agent(place: Path | None) -> None:
     async with Releases(place) as rig:
         asked = list[BaseException]()

@@ -9,7 +9,8 @@ from typing import Final
 from agent_runtime_core import AgentRunner, RunnerConfig, StepExecutor, ToolCallingAgent, errors
 from agent_runtime_core._core import clock, ids, validation
 from agent_runtime_core._core.codec import json, tagged
-from agent_runtime_core._engines import commit_request
+from agent_runtime_core._engines import commit_request, threaded
+from agent_runtime_core._engines.postgres.user_transaction import STATEMENT_SECONDS
 from agent_runtime_core._engines.redis import engine as redis
 from agent_runtime_core._engines.redis import url
 from agent_runtime_core._engines.sqlite import engine as sqlite
@@ -89,15 +90,17 @@ CODE: Final[dict[str, float]] = {
     "Commit on SQLite": group_commit.COMMIT_TIMEOUT,
     "Wait for another program that has locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,
     "Commit on Redis": redis.COMMIT_TIMEOUT,
+    "Commit on PostgreSQL": threaded.COMMIT_TIMEOUT,
     "Read or write of a store in plain files": files.PATIENCE,
-    "SQL of one `ctx.transaction`": user_transaction.SQL_LIMIT,
+    "SQL of one `ctx.transaction` on SQLite": user_transaction.SQL_LIMIT,
+    "One statement of a `ctx.transaction` on PostgreSQL": STATEMENT_SECONDS,
     "Call of a trace sink": tracer.CALL_TIMEOUT,
     "Connection to a model provider": Timeouts.connect,
     "Begin of a model's answer": Timeouts.first_byte,
     "Between two parts of a streamed answer": Timeouts.between_chunks,
     "One model call with all its retries": Timeouts.total,
     "Longest `Retry-After` that a client obeys": Retries.retry_after_cap,
-    "Stored data of a session, on SQLite and Redis": stores.SESSION_TTL,
+    "Stored data of a session, on SQLite, Redis and PostgreSQL": stores.SESSION_TTL,
     "Delay, deadline or wait": clock.TOO_LATE,
     "Size of the WAL at which it is checkpointed": writer.WAL_SIZE,
     "Size of a SQLite file that `vacuum` compacts": sqlite.LARGE,

@@ -169,11 +169,11 @@ def raise_(error: Exception) -> None:
 ARGUMENTS: list[Triggered] = [
     Triggered(lambda: configure(durability="fast"), "durability must be 'full' or 'normal', got 'fast'."),
     Triggered(
-        lambda: configure(backend_url="postgres://x"),
+        lambda: configure(backend_url="mysql://x"),
         (
             "backend_url: store URL must be memory://, sqlite:///path, redis://host:port/db, "
-            "rediss://host:port/db, unix:///path/of.sock or the path of a SQLite file, got "
-            "'postgres://x'."
+            "rediss://host:port/db, unix:///path/of.sock, postgresql://host:port/database or the path of a SQLite "
+            "file, got 'mysql://x'."
         ),
     ),
     Triggered(
@@ -185,10 +185,10 @@ ARGUMENTS: list[Triggered] = [
     Triggered(lambda: configure(default_model=""), "default_model must be a non-empty string, got ''."),
     Triggered(lambda: configure(trace_sinks=[3]), "trace_sinks must be a list of trace sinks or their names, got [3]."),
     Triggered(
-        lambda: AgentRunner.open("postgres://x"),
+        lambda: AgentRunner.open("mysql://x"),
         (
             "store URL must be memory://, sqlite:///path, redis://host:port/db, rediss://host:port/db, "
-            "unix:///path/of.sock or the path of a SQLite file, got 'postgres://x'."
+            "unix:///path/of.sock, postgresql://host:port/database or the path of a SQLite file, got 'mysql://x'."
         ),
     ),
     Triggered(
@@ -725,7 +725,7 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.transaction("t", plain)),
-        ("ctx.transaction needs the journal on SQLite. Use AgentRunner.open('agents.db'), or a SQLiteStateStore"),
+        "ctx.transaction needs the journal on SQLite or PostgreSQL. Use AgentRunner.open('agents.db'), or ctx.step",
         about="ctx.transaction",
         fix="AgentRunner.open('agents.db')",
     ),

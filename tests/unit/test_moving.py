@@ -1,4 +1,4 @@
-"""`agent-runtime copy`: a store with runs in every state is moved between SQLite and Redis, and each run continues."""
+"""`agent-runtime copy`: a store with runs in every state is moved between servers and files, and each run continues."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from agent_runtime_core.runner.moving import give_up_move, move_store
 from agent_runtime_core.runner.processes import ListedProcess
 from agent_runtime_core.testing import VirtualClock
 from tests.support import reencryption
+from tests.support.backends import backends
 from tests.support.command_line import Commands
 from tests.support.moving import HOUR, LONG, TOPIC, Agents, drain, dump, fill, running
 from tests.support.redis_servers import RedisServer
@@ -32,8 +33,22 @@ AHEAD = 100_000.0  # seconds that the clock of a new store is ahead of the clock
 BOTH_WAYS = pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(kinds, id="-".join(kinds), marks=[pytest.mark.redis] if "redis" in kinds else [])
-        for kinds in (("sqlite", "redis"), ("redis", "sqlite"), ("sqlite", "redis", "sqlite"), ("sqlite", "sqlite"))
+        pytest.param(
+            kinds,
+            id="-".join(kinds),
+            marks=[getattr(pytest.mark, kind) for kind in ("redis", "postgres") if kind in kinds],
+        )
+        for kinds in (
+            ("sqlite", "redis"),
+            ("redis", "sqlite"),
+            ("sqlite", "redis", "sqlite"),
+            ("sqlite", "sqlite"),
+            ("sqlite", "postgres"),
+            ("postgres", "sqlite"),
+            ("postgres", "postgres"),
+            ("sqlite", "postgres", "redis", "sqlite"),
+            ("redis", "postgres"),
+        )
     ],
 )
 
@@ -42,11 +57,17 @@ BOTH_WAYS = pytest.mark.parametrize(
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
     """Return what names a new store of a kind."""
     numbers = itertools.count()
-    server = request.getfixturevalue("redis_url") if request.node.get_closest_marker("redis") else ""
+    servers = {
+        kind: request.getfixturevalue(f"{kind}_url")
+        for kind in ("redis", "postgres")
+        if request.node.get_closest_marker(kind)
+    }
 
     def url(kind: str) -> str:
         if kind == "redis":
-            return f"{server}-{next(numbers)}"
+            return f"{servers[kind]}-{next(numbers)}"
+        if kind == "postgres":
+            return f"{servers[kind]}_{next(numbers)}"
         return str(tmp_path / f"{next(numbers)}.db")
 
     return url
@@ -141,7 +162,7 @@ async def test_contents_are_copied_as_they_are_encrypted(
 ) -> None:
     def place(kind: str) -> reencryption.Place:
         found = reencryption.Place(
-            kind, tmp_path, (request.getfixturevalue("redis_server"), "") if kind == "redis" else None
+            kind, tmp_path, (request.getfixturevalue(f"{kind}_server"), "") if kind != "sqlite" else None
         )
         found.url = new_url(kind)
         return found
@@ -175,7 +196,7 @@ async def _writes(runner: AgentRunner) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"]))
 def marked(request: pytest.FixtureRequest, new_url: Callable[[str], str]) -> AbstractAsyncContextManager[AgentRunner]:
     """Return a runner on an empty store."""
     agents = Agents()
@@ -487,7 +508,10 @@ async def test_what_is_missing_in_the_new_store_is_found(
 
 async def test_stores_in_memory_are_not_moved(tmp_path: Path) -> None:
     async with AgentRunner.open("memory://") as memory, AgentRunner.open(tmp_path / "a.db") as file:
-        with pytest.raises(NotSupported, match="source must be one SQLite file or one Redis server, got InMemoryQueue"):
+        with pytest.raises(
+            NotSupported,
+            match="source must be one SQLite file, one Redis server or one PostgreSQL database, got InMemoryQueue",
+        ):
             await move_store(memory, file)
         with pytest.raises(NotSupported, match="target must be one SQLite file"):
             await move_store(file, memory)

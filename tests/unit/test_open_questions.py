@@ -15,12 +15,19 @@ from agent_runtime_core.queue.records import CLOSED, QUESTION, answer_id
 from agent_runtime_core.runner import AgentRunner, ApprovalRequest
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
-from tests.support.fault_runs import KINDS, Store, consistent, drop, eventually, settings, status, store
+from tests.support.backends import SERVERS
+from tests.support.fault_runs import KINDS, SERVER, Store, consistent, drop, eventually, settings, status, store
 
 HOT, COLD = settings(park_after=1e6), settings(park_after=0)
 SCHEMA = {"type": "object", "required": ["ok"]}
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def _on_server(request: pytest.FixtureRequest, kind: str) -> None:
+    if kind in SERVERS:
+        SERVER["url"] = request.getfixturevalue(f"{kind}_url")
 
 
 @dataclass
@@ -349,14 +356,14 @@ def answer_at_once(*clients: AgentRunner) -> None:
     read = asyncio.Barrier(len(clients))
 
     def held_back(client: AgentRunner) -> None:
-        post = client.queue.post
+        post = client._post
 
         async def together(*args: Any) -> Any:
-            client.queue.post = post  # type: ignore[method-assign]
+            client._post = post  # type: ignore[method-assign]
             await read.wait()
             return await post(*args)
 
-        client.queue.post = together  # type: ignore[method-assign, assignment]
+        client._post = together  # type: ignore[method-assign, assignment]
 
     for each in clients:
         held_back(each)

@@ -12,15 +12,16 @@ import pytest
 from agent_runtime_core import AgentRunner, RunnerConfig, RunStatus, Step, StepExecutor, open_run, open_run_sync
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
 from agent_runtime_core.testing import crash_everywhere, run_agent_test
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.runs import Script
 
 Code = Callable[[Any], Awaitable[Any]]
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 

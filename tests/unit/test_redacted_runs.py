@@ -18,6 +18,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.turns import TurnManager
 from agent_runtime_core.turns.events import AUDIT, TOPICS, AuditEvent
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.runs import Script
 from tests.unit.test_redaction import CANARY, SAFE, bytes_under, redact
 
@@ -29,10 +30,10 @@ def _config() -> Iterator[None]:
     reset_config()
 
 
-@pytest.fixture(params=["sqlite", "redis", "memory"])
+@pytest.fixture(params=["sqlite", "redis", "memory", POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 

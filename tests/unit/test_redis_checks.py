@@ -9,7 +9,6 @@ import pytest
 
 from agent_runtime_core._engines.redis.safety_checks import (
     ASKED,
-    SafetyFinding,
     check,
     findings,
     identity,
@@ -18,6 +17,7 @@ from agent_runtime_core._engines.redis.safety_checks import (
     parsed_info,
 )
 from agent_runtime_core._engines.redis.url import RedisAddress, redis_place
+from agent_runtime_core._engines.shared_engine import SafetyFinding
 from agent_runtime_core.errors import StorageError, UnsafeRedis
 from tests.support.cases import for_each
 

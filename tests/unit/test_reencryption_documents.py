@@ -19,9 +19,10 @@ from agent_runtime_core.persistence.documents.base import Collection, DocumentSt
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.manager import open_document_store
 from agent_runtime_core.runner import reencrypt, reencryption
+from tests.support.backends import POSTGRES
 from tests.support.reencryption import BOTH, CANARY, DIGEST_KEY, KEYS, NEW, OLD
 
-KINDS = ["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis)]
+KINDS = ["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis), POSTGRES]
 SEARCHABLE = AESGCMCodec({"new": KEYS["new"]}, "new", digest_key=DIGEST_KEY, searchable=True)
 Opened = Callable[[PayloadCodec | None], Any]
 
@@ -41,8 +42,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
         match request.param:
             case "memory":
                 return MemoryDocuments(engine=engine)
-            case "redis":
-                return open_document_store(request.getfixturevalue("redis_url"))
+            case "redis" | "postgres" as server:
+                return open_document_store(request.getfixturevalue(f"{server}_url"))
             case "files":
                 return open_document_store(f"files:///{tmp_path}")
         return open_document_store(str(tmp_path / "documents.db"))

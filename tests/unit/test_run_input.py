@@ -20,6 +20,7 @@ from agent_runtime_core.queue import RunQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import open_run, open_run_sync
 from agent_runtime_core.testing import MockRunContext, crash_everywhere, create_test_context, run_agent_test
+from tests.support.backends import POSTGRES
 from tests.support.cases import for_each
 from tests.support.runs import Rig, Script
 
@@ -41,11 +42,11 @@ class Echo(AgentRuntime):
         return RunResult({"input": ctx.input})  # type: ignore[attr-defined]
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AgentRunner]:
     """Open a runner on each kind of store."""
     urls = {"memory": "memory://", "sqlite": str(tmp_path / "runs.db")}
-    url = urls.get(request.param) or str(request.getfixturevalue("redis_url"))
+    url = urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url"))
     registry = Registry()
     registry.register(Echo())
     return lambda: AgentRunner.open(url, registry=registry)

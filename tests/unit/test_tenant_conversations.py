@@ -19,6 +19,7 @@ from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.testing.recordings import record
 from tests.contract.third_party.plain_records import PlainAudit
 from tests.contract.third_party.plain_stores import PlainConversations
+from tests.support.backends import POSTGRES, SERVERS
 from tests.support.fault_runs import Agent, settings
 
 CHAT = "support-1"
@@ -45,10 +46,10 @@ class Assistant(ToolCallingAgent):
         return self.client
 
 
-@pytest.fixture(params=["sqlite", "memory", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", "memory", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "app.db")
 
 

@@ -33,6 +33,7 @@ from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.manager import open_document_store
 from agent_runtime_core.runner import reencryption
 from tests.contract.third_party.plain_stores import PlainConversations, PlainMemory
+from tests.support.backends import POSTGRES
 from tests.support.reencryption import BOTH, CANARY, OLD
 
 ID = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
@@ -168,14 +169,14 @@ async def test_a_store_of_ones_own_serves_tenants_only_if_it_says_so() -> None:
 # -- conversations that move
 
 
-@pytest.fixture(params=["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["memory", "sqlite", "files", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PersistenceManager:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     match request.param:
         case "memory":
             return PersistenceManager.open("memory://")
-        case "redis":
-            return PersistenceManager.open(str(request.getfixturevalue("redis_url")))
+        case "redis" | "postgres" as server:
+            return PersistenceManager.open(str(request.getfixturevalue(f"{server}_url")))
         case "files":
             return PersistenceManager(PersistenceConfig(project_dir=tmp_path))
     return PersistenceManager.open(tmp_path / "s.db")

@@ -16,6 +16,7 @@ from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.runner.run_client import RunClient
+from tests.support.backends import POSTGRES, SERVERS
 
 KEY = "order-1"
 TENANTS = (None, "a", "b")
@@ -42,10 +43,10 @@ async def opened(url: str) -> AsyncIterator[AgentRunner]:
         yield runner
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis), POSTGRES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 

@@ -17,18 +17,18 @@ from agent_runtime_core.persistence import ConversationMessage
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.fault_runs import Agent, settings
 from tests.support.scripted_model import Scripted
 
 ROOM = "room 7"
-KINDS = backends(["memory", "sqlite", "redis"], default=["memory", "sqlite"])
+KINDS = backends(["memory", "sqlite", "redis", "postgres"], default=["memory", "sqlite"])
 
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "app.db")
 
 

@@ -33,7 +33,7 @@ from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools import Tool, ToolRegistry
-from tests.support.backends import backends
+from tests.support.backends import SERVERS, backends
 from tests.support.runs import Script
 from tests.support.scripted_model import Scripted, asks, call
 
@@ -62,10 +62,10 @@ class Store:
         return await self.runner.state_store.records(row.run_id)
 
 
-@pytest.fixture(params=backends(["memory", "sqlite", "redis"], default={"sqlite", "redis"}))
+@pytest.fixture(params=backends(["memory", "sqlite", "redis", "postgres"], default={"sqlite", "redis"}))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+    if request.param in SERVERS:
+        return str(request.getfixturevalue(f"{request.param}_url"))
     return "memory://" if request.param == "memory" else str(tmp_path / "runs.db")
 
 

@@ -20,7 +20,7 @@ MAX_DEPTH: Final = 100
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
 # The lookahead skips a value that is hidden already: hiding it again would remove the text after it.
 _OPTION = re.compile(
-    r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|"
+    r"(?i:((?:password|passwd|listen_url)=)(?!\*\*\*)[^&#]*|"
     r"((?:pwd|passphrase|secret|token|credentials?|(?:api|secret|private|access)[_-]?key)=)"
     r"(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
 )

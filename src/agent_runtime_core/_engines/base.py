@@ -123,6 +123,13 @@ LOWEST_TOKEN = "0" * 26  # lower than the token of every claim
 READER_SECONDS: Final = 2.0  # for which the report of a reader of events counts
 
 
+class Outcome(Protocol):
+    """The outcome of a commit that nobody waits for; both are None until it is known."""
+
+    result: list[Any] | None
+    error: BaseException | None
+
+
 class Engine(ABC):
     """A store of the operation sets of several backends, shared by all backends on the same location."""
 
@@ -149,10 +156,13 @@ class Engine(ABC):
         """Commit from a thread without an event loop, and return the results."""
 
     @abstractmethod
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        """Queue a commit ahead of every later one without waiting for it. Its errors are dropped.
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
+        """Queue a commit ahead of every later one without waiting for it, and raise none of its errors.
 
-        Only for writes that may be applied twice, and that a later commit repeats or does not need.
+        Only for writes that may be applied twice.
+
+        Returns:
+            What has its error or its results later; None if the caller cannot learn of them.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._core.clock import SYSTEM, Clock
 from ..errors import LeaseLost
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Engine, Guard, NotApplied, Op, OperationSet, moved
+from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Engine, Guard, NotApplied, Op, OperationSet, Outcome, moved
 
 _MISSING = object()
 _names = itertools.count()
@@ -132,11 +132,12 @@ class MemoryEngine(Engine):
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return self.apply(guard, ops)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        try:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
+        try:  # faster than contextlib.suppress, and each step comes through here
             self.apply(guard, ops)
         except LeaseLost:
-            return
+            return None
+        return None
 
     async def fence_of(self, key: str) -> str | None:
         token: str | None = await self.read(MemoryTx.fenced, key)

@@ -1,7 +1,8 @@
 """The outages of a store, as this process notices them.
 
 During an outage every run, claim and heartbeat fails again and again. The log has one record with a traceback when it
-begins, and one record when the store answers again.
+begins, and one record when the store answers again. A disk that is almost full takes small writes and refuses others:
+an outage that comes again soon has no second traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..errors import StorageBusy, StorageFull, brief
 
 #: What a store raises while it cannot be reached, or cannot write. It may answer later.
 OUTAGE: Final = (StorageBusy, StorageFull)
+_SOON: Final = 60.0  # seconds
 
 
 class StoreOutage:
@@ -29,6 +31,8 @@ class StoreOutage:
     Attributes:
         since: Monotonic time at which the store was first found to be away; None while it answers.
         failed_at: Monotonic time of the last failure; -1 without one.
+        is_full: It is away because it is full: it answers reads, and is back when it has written something.
+        ended_at: Monotonic time at which the store was last found to answer again; -inf without an outage.
     """
 
     _of: ClassVar[WeakKeyDictionary[Any, StoreOutage]] = WeakKeyDictionary()
@@ -37,12 +41,18 @@ class StoreOutage:
     def __init__(self, name: str, clock: Clock) -> None:
         self.since: float | None = None
         self.failed_at: float = -1.0
+        self.is_full: bool = False
+        self.ended_at: float = float("-inf")
         self._name, self._clock = name, clock
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
-        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location."""
+        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location.
+
+        All that use one engine share them: the engine itself, its backends, and what encodes their commits.
+        """
+        store = getattr(store, "engine", store)
         with cls._of_lock:
             found = cls._of.get(store)
             if found is None:
@@ -54,22 +64,31 @@ class StoreOutage:
         """Note that the store has failed with one of `OUTAGE`, from any thread. The first failure is logged."""
         with self._lock:
             self.failed_at = self._clock.monotonic()
+            self.is_full = self.is_full or isinstance(error, StorageFull)
             if self.since is not None:
                 return
             self.since = self.failed_at
+            again = self.since - self.ended_at < _SOON
         log.error(
-            "store %s is not available, and its runs wait for it: %s",
+            "store %s is not available%s, and its runs wait for it: %s",
             self._name,
+            " again" if again else "",
             error,
-            exc_info=(type(error), error, error.__traceback__),
+            exc_info=None if again else (type(error), error, error.__traceback__),
         )
 
-    def answered(self) -> None:
-        """Note that the store has answered, from any thread. The end of an outage is logged."""
+    def answered(self, *, wrote: bool = True) -> None:
+        """Note that the store has answered, from any thread. The end of an outage is logged.
+
+        Args:
+            wrote: It has written something. A full store answers reads all the time.
+        """
         if self.since is None:
             return
         with self._lock:
-            if self.since is None:
+            if self.since is None or (self.is_full and not wrote):
                 return
-            seconds, self.since = self._clock.monotonic() - self.since, None
+            self.ended_at = self._clock.monotonic()
+            seconds, self.since = self.ended_at - self.since, None
+            self.is_full = False
         log.info("store %s answers again after %.1f s", self._name, seconds)

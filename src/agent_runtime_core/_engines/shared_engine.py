@@ -9,7 +9,7 @@ import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self
 
 from .._core.clock import Clock
 from .._core.threads import in_thread
@@ -22,6 +22,19 @@ class Process:
     """This process, without a system call in each commit."""
 
     forks: ClassVar[int] = 0  # between the first process and this one
+
+
+class SafetyFinding(NamedTuple):
+    """An unsafe setting of a server: its value, why it is unsafe, and how to fix it."""
+
+    setting: str
+    value: str
+    severity: Literal["refuse", "warn"]
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.value!r}, {self.why}: {self.remedy}"
 
 
 class SharedEngine(Engine):

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -24,7 +25,19 @@ from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
 from .._core.validation import redacted_url
 from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, FunctionFailed, Guard, NotApplied, Op, OperationSet, moved
+from .base import (
+    FENCE_OPS,
+    FENCE_REPLAYS,
+    MARK,
+    Batch,
+    FunctionFailed,
+    Guard,
+    NotApplied,
+    Op,
+    OperationSet,
+    Outcome,
+    moved,
+)
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
 from .shared_engine import Process, SharedEngine
 
@@ -33,7 +46,20 @@ MOST_TOGETHER: Final = 64  # commits of one transaction
 READERS: Final = 2  # threads that read, at most
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds before a transaction is repeated
 
-Read = tuple[Callable[..., Any], tuple[Any, ...], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+IN_ORDER: Final = 0.02  # seconds for which the result of a read waits for the results of reads before it
+
+
+class _Read:
+    """A read, and its outcome once `done`."""
+
+    __slots__ = ("args", "done", "error", "fn", "future", "loop", "result")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
+        self.fn, self.args, self.future = fn, args, future
+        self.loop = future.get_loop()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
 
 
 class ThreadedTx:
@@ -148,7 +174,8 @@ class ThreadedEngine(SharedEngine):
         self._added: set[str] = set()
         self._batches: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         self._inbox: SimpleQueue[CommitRequest | None] = SimpleQueue()
-        self._reads: SimpleQueue[Read | None] = SimpleQueue()
+        self._reads: SimpleQueue[_Read | None] = SimpleQueue()
+        self._unanswered: deque[_Read] = deque()  # in the order of the calls
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._readers: list[threading.Thread] = []
@@ -262,13 +289,14 @@ class ThreadedEngine(SharedEngine):
         self._ensure_open()
         return wait_in_thread(CommitRequest(guard, ops), self.submit, self.location, self.timeout * 1.2)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         self._ensure_open()
         request = CommitRequest(guard, ops)
         with contextlib.suppress(RuntimeError):
             self._batches.here().send(request)
-            return
+            return request
         self.submit(request)
+        return request
 
     def submit(self, request: CommitRequest) -> None:
         """Pass on a commit, to be applied after every earlier one of the same caller."""
@@ -279,16 +307,16 @@ class ThreadedEngine(SharedEngine):
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         self._ensure_open()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        read = _Read(fn, args, asyncio.get_running_loop().create_future())
         with self._lock:
             if self._stopped:
                 raise self._closed_error()
-            self._reads.put((fn, args, loop, future))
+            self._unanswered.append(read)
+            self._reads.put(read)
             self._open_reads += 1
             if len(self._readers) < min(READERS, self._open_reads):
                 self._readers.append(started(self._read_all, "agent-runtime-reader"))
-        return await future
+        return await read.future
 
     async def fence_of(self, key: str) -> str | None:
         token: str | None = await self.read(partial(self.stored_fence, lock=False), key)
@@ -344,14 +372,35 @@ class ThreadedEngine(SharedEngine):
     def _write_all(self) -> None:
         session = _Session(self, writes=True)
         while batch := self._next_batch():
+            left = self.set_aside([request for request in batch if not request.timed_out])
             try:
-                self._commit(session, batch)
+                if left:
+                    self._commit(session, left)
             except BaseException as error:  # noqa: BLE001 - of the subclass. This thread must go on for other callers
                 session.drop()
-                for request in batch:
+                for request in left:
                     if request.result is None and request.error is None:
                         request.error = error
-            resolve_all(batch)
+            resolve_all([each for each in left if each.result is not None or each.error is not None])
+            self.begin_set_aside()
+        session.close()
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests that the thread of the commits applies now, without those that another one applies."""
+        return batch
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        """Set a request aside that would wait for a transaction of the application, and return whether it was."""
+        return False
+
+    def begin_set_aside(self) -> None:
+        """Begin what was set aside, after the requests before it."""
+
+    def commit_each(self, requests: Iterable[CommitRequest]) -> None:
+        """Apply requests in this thread, each in a transaction on a separate connection."""
+        session = _Session(self, writes=True)
+        for request in requests:
+            self._commit(session, [request])
         session.close()
 
     def _next_batch(self) -> list[CommitRequest]:
@@ -383,7 +432,7 @@ class ThreadedEngine(SharedEngine):
         while True:
             error = self._tried(session, batch)
             batch = [request for request in batch if request.result is None and request.error is None]
-            if error is None or not batch:
+            if error is None or not batch or (len(batch) == 1 and self.sets_aside(batch[0], error)):
                 return
             if self.is_lost(error):
                 session.drop()
@@ -561,19 +610,17 @@ class ThreadedEngine(SharedEngine):
         session.close()
 
     def _read_next(self, session: _Session) -> bool:
-        item = self._reads.get()
-        if item is None:
+        read = self._reads.get()
+        if read is None:
             return False
-        fn, args, loop, future = item
-        result, error = None, None
         try:
-            result, error = self._read_now(session, fn, args)
+            read.result, read.error = self._read_now(session, read.fn, read.args)
         except BaseException as failure:  # noqa: BLE001 - of the subclass. This thread must go on for other callers
             session.drop()
-            error = failure
+            read.error = failure
         with self._lock:
             self._open_reads -= 1
-        call_in_loop(loop, partial(_answer, future, result, error))
+        self._answer(read)
         return True
 
     def _read_now(
@@ -601,6 +648,24 @@ class ThreadedEngine(SharedEngine):
                 return None, self._unavailable(error, "Try again")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _answer(self, read: _Read) -> None:
+        """Answer a read after those before it, unless they take long.
+
+        Tasks that read at the same time continue in the order of their calls, as on the other engines.
+        """
+        with self._lock:
+            read.done = True
+            while self._unanswered and self._unanswered[0].done:
+                first = self._unanswered.popleft()
+                call_in_loop(first.loop, _answer, first)
+            if self._unanswered and read in self._unanswered:
+                call_in_loop(read.loop, read.loop.call_later, IN_ORDER, self._answer_alone, read)
+
+    def _answer_alone(self, read: _Read) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._unanswered.remove(read)
+        _answer(read)
 
     # -- the end
 
@@ -671,11 +736,11 @@ class _Session:
     close = drop
 
 
-def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _answer(read: _Read) -> None:
     """Set the outcome of a read, unless its caller has been cancelled."""
-    if future.done():
+    if read.future.done():
         return
-    if error is not None:
-        future.set_exception(error)
+    if read.error is not None:
+        read.future.set_exception(read.error)
     else:
-        future.set_result(result)
+        read.future.set_result(read.result)

@@ -21,7 +21,7 @@ from .._core.log import CURRENT_STEP, Step, position_of
 from .._core.per_loop import PerLoop
 from .._core.redaction import Redaction
 from .._core.validation import Shown, must, type_name
-from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, end_fence
+from .._engines.base import FORGET, INSTALL, Committer, Engine, Guard, Op, Outcome, end_fence
 from .._engines.outages import OUTAGE, StoreOutage
 from .._journal.record import (
     ATTEMPT,
@@ -39,7 +39,7 @@ from .._journal.record import (
     stored_events,
     with_beginning,
 )
-from ..errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
+from ..errors import LeaseLost, StorageBusy, StorageClosed, StorageFull, UnserialisableResult
 from ..events.base import EventBus
 from ..events.event import AGENT_MARK, agent_type
 from ..queue.base import RunQueue
@@ -208,28 +208,62 @@ class ClaimWriter:
         """Commit these operations, together with the buffered ones if they are for the same engine."""
         if self.on_write is not None:
             self.on_write()
-        if not self._buffer.ops or target is not self._state:
+        buffer = self._buffer
+        if not (buffer.ops or buffer.flushed) or target is not self._state:
             return await self._commit_repeatedly(target, self.guard, ops)
-        buffered, seq = self._buffer.take()
+        refused = self._refused_flushes()
+        buffered, seq = buffer.take()
+        buffered = [*refused, *buffered]
         try:
-            return (await self._commit_repeatedly(target, self.guard, [*buffered, *ops]))[len(buffered) :]
+            results = (await self._commit_repeatedly(target, self.guard, ops, buffered))[len(buffered) :]
+            if buffer.flushed:  # what they contained must not be written before these records any more
+                self._note_unconfirmed(self._refused_flushes())
+            return results
         except LeaseLost:
             raise  # no later commit of this claim is applied either
         except OUTCOME_UNKNOWN:
-            records = records_of(buffered)
-            self.unconfirmed += [UnconfirmedWrite(records, reported=True)] if records else []
+            self._note_unconfirmed(buffered)
             raise
         except Exception:
-            self._buffer.put_back(buffered, seq)
+            buffer.put_back(buffered, seq)
             raise
 
-    async def _commit_repeatedly(self, target: Committer, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal."""
+    def _note_unconfirmed(self, ops: Sequence[Op]) -> None:
+        if records := records_of(ops):
+            self.unconfirmed.append(UnconfirmedWrite(records, reported=True))
+
+    def _refused_flushes(self) -> list[Op]:
+        """Return the operations of flushes that a full store has refused, and note those with an unknown outcome.
+
+        A flush without an outcome yet is kept: the commits after it have the same fate.
+        """
+        refused: list[Op] = []
+        flushed, self._buffer.flushed = self._buffer.flushed, []
+        for outcome, ops in flushed:
+            if isinstance(outcome.error, StorageFull):
+                refused += ops
+            elif isinstance(outcome.error, StorageBusy):
+                self._note_unconfirmed(ops)
+            elif outcome.error is None and outcome.result is None:
+                self._buffer.flushed.append((outcome, ops))
+        return refused
+
+    async def _commit_repeatedly(
+        self, target: Committer, guard: Guard | None, ops: Sequence[Op], buffered: list[Op] | None = None
+    ) -> list[Any]:
+        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal.
+
+        Args:
+            target: The engine.
+            guard: The guard of the commit.
+            ops: The operations.
+            buffered: Operations before them, which come to include flushes that the same outage has refused.
+        """
         began, tries = 0.0, 0
         try:
             while True:
                 try:
-                    results = await target.commit(guard, ops)
+                    results = await target.commit(guard, [*buffered, *ops] if buffered else ops)
                 except OUTAGE as error:
                     if not self.is_newest(_records_in(ops)):
                         raise
@@ -238,6 +272,8 @@ class ClaimWriter:
                         if isinstance(error, StorageBusy):
                             error.tries = tries
                         raise
+                    if buffered is not None:
+                        buffered[:0] = self._refused_flushes()
                 else:
                     if tries:
                         StoreOutage.of(target, self.clock).answered()
@@ -261,10 +297,10 @@ class ClaimWriter:
     async def _commit_later(self, target: Committer, ops: Sequence[Op]) -> None:
         """Commit without waiting for it, if the engine can."""
         commit_nowait = renamed_attribute(target, "commit_nowait", "post")
-        if commit_nowait is not None:
-            commit_nowait(self.guard, ops)
-        else:
+        if commit_nowait is None:
             await self._commit(target, ops)
+        elif (outcome := commit_nowait(self.guard, ops)) is not None and target is self._state:
+            self._buffer.flushed.append((outcome, ops))
 
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
@@ -309,7 +345,15 @@ class ClaimWriter:
         A single commit is not repeated here: `StepJournal.write` does that. Each step of a run comes through here, and
         a coroutine of its own would cost it time.
         """
-        if self._single_engine and not self._buffer.ops and self.on_events is None and self._on_mail_count is None:
+        buffer = self._buffer
+        while buffer.flushed and buffer.flushed[0][0].result is not None:
+            del buffer.flushed[0]
+        if (
+            self._single_engine
+            and not (buffer.ops or buffer.flushed)
+            and self.on_events is None
+            and self._on_mail_count is None
+        ):
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
 
@@ -551,6 +595,7 @@ class WriteBuffer:
         clock: Sets the timer.
         max_delay: Seconds until the timer writes the operations; 0 if none are buffered.
         ops: The buffered operations, oldest first.
+        flushed: What was handed to the engine since the last commit of the claim, and its outcome.
         filled_at: The number of looks of the timer before the first of them.
     """
 
@@ -558,6 +603,7 @@ class WriteBuffer:
         self.guard: Guard = guard
         self.max_delay: float = max_delay
         self.ops: list[Op] = []
+        self.flushed: list[tuple[Outcome, Sequence[Op]]] = []
         self.clock: Clock = clock
         self.filled_at: int = 0
         self._state = state
@@ -603,7 +649,8 @@ class WriteBuffer:
         if self.ops:
             ops = self.take()[0]
             with contextlib.suppress(StorageClosed):
-                cast(Engine, self._state).commit_nowait(self.guard, ops)
+                if (outcome := cast(Engine, self._state).commit_nowait(self.guard, ops)) is not None:
+                    self.flushed.append((outcome, ops))
 
     def take(self) -> tuple[list[Op], int]:
         """Remove the buffered operations. Returns what `put_back` takes if their commit is refused."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from .._core.validation import Shown, must
+from .._core.validation import Shown, must, redacted_url
 from ..config import get_config
 from ..errors import brief
 from ..registry import Registry
@@ -23,9 +23,7 @@ _SHOWN: Final = 20  # places that are printed
 
 async def backup(args: Namespace) -> int:
     """Copy a SQLite file, check the copy, and print what it contains; return 1 if something in it is damaged."""
-    if not file_of(args.source):
-        fix = "To copy a Redis store, use the snapshots of its server"
-        raise must("FILE", "be a SQLite file", Shown(brief(args.source, 500)), fix)
+    _refuse_server("FILE", args.source, "Back up")
     require_file(args.source, "Check the path")
     with _new_file("COPY", args.copy) as part:
         await _copy(args.source, part)
@@ -37,6 +35,8 @@ async def backup(args: Namespace) -> int:
 
 async def restore(args: Namespace) -> int:
     """Make a store of a copy, in which the runs that had not ended are marked; return 1 if something is damaged."""
+    _refuse_server("COPY", args.copy, "Restore")
+    _refuse_server("FILE", args.file, "Restore")
     require_file(args.copy, "Check the path")
     with _new_file("FILE", args.file) as part:
         await _copy(args.copy, part)
@@ -46,6 +46,16 @@ async def restore(args: Namespace) -> int:
     if not args.json:
         print_line(f"restored {args.file} from {args.copy}; {_marked(marked)}")
     return _report(found, args.json)
+
+
+def _refuse_server(called: str, store: str, verb: str) -> None:
+    """Refuse a store that is no file, and name what copies it."""
+    if not file_of(store):
+        fix = (
+            f"{verb} a PostgreSQL store with pg_dump and pg_restore, and a Redis store with the snapshots of its "
+            "server. After a restore, run: agent-runtime mark-restored --url URL"
+        )
+        raise must(called, "be a SQLite file", Shown(brief(redacted_url(store), 500)), fix)
 
 
 async def mark(args: Namespace) -> int:

@@ -21,14 +21,14 @@ from .._core.clock import SYSTEM, shown_duration
 from .._core.lazy_import import BUILT_IN, check_scheme, installed_schemes, load, package_of
 from .._engines.payloads import UNREADABLE
 from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of, variable_of
-from ..errors import AgentRuntimeError, brief
+from ..errors import AgentRuntimeError, StorageOutdated, brief
 from ..queue.records import RunRow
 from ..registry import Registry
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.runner import AgentRunner
 from ..status import RunStatus
 from .output import human_size, only_logged, print_columns, print_json, print_line
-from .store import display_name, open_store, require_file, rows_of
+from .store import display_name, is_postgres, open_store, require_file, rows_of
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -68,7 +68,7 @@ def file_checks(path: str) -> Iterator[Finding]:
             WARNING,
             "file system",
             f"{path} is on {kind}, where the locks of SQLite do not exclude other machines",
-            "Move the file to a local disk, or use Redis",
+            "Move the file to a local disk, or use Redis or PostgreSQL",
         )
     elif kind is not None:
         yield Finding(OK, "file system", kind)
@@ -293,12 +293,15 @@ async def _store(args: Namespace) -> list[Finding]:
     if path is not None and _is_empty(path):  # opening it would create its tables
         return [Finding(WARNING, "store", f"{path} is empty: no process has stored a run in it"), *files]
     try:
-        async with open_store(args.url, Registry()) as runner:
+        # A reader does not create the schema of a PostgreSQL store, and needs no right to write.
+        async with open_store(args.url, Registry(), read_only=is_postgres(url)) as runner:
             await runner.queue.next_due()
             found = [Finding(OK, "store", f"{display_name(runner, args.url)} can be read"), *files]
-            found += _redis(runner)
+            found += await _server(runner)
             found += await _runs(runner)
             return found
+    except StorageOutdated as error:
+        return [Finding(WARNING, "store", str(error)), *files]
     except (AgentRuntimeError, OSError) as error:
         return [Finding(ERROR, "store", str(error)), *files]
 
@@ -320,10 +323,17 @@ def _database(url: str | None, path: str | None) -> str | None:
     return location["path"] if backend == "sqlite" else None
 
 
-def _redis(runner: AgentRunner) -> Iterator[Finding]:
-    for each in getattr(runner.queue.commits, "safety_findings", ()):
-        status = ERROR if each.severity == "refuse" else WARNING
-        yield Finding(status, "redis", f"{each.setting} is {each.value!r}, {each.why}", each.remedy)
+async def _server(runner: AgentRunner) -> list[Finding]:
+    engine: Any = runner.queue.commits
+    kind = getattr(engine, "kind", "")
+    if kind == "postgres":
+        diagnose: Any = load(".._engines.postgres.diagnosis:diagnose", package=__package__)
+        return [Finding(each.status, kind, each.detail, each.fix) for each in await diagnose(engine)]
+    return [
+        Finding(ERROR if each.severity == "refuse" else WARNING, kind, f"{each.setting} is {each.value!r}, {each.why}",
+                each.remedy)
+        for each in getattr(engine, "safety_findings", ())
+    ]  # fmt: skip
 
 
 class _Counts(NamedTuple):

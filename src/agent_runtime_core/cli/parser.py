@@ -35,7 +35,8 @@ _TARGET: Final = (
     "returns one of these"
 )
 _STORE: Final = (
-    "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0; default: AGENT_RUNTIME_BACKEND_URL"
+    "store of the runs: agents.db, sqlite:///agents.db, redis://localhost:6379/0, postgresql://localhost/app; default: "
+    "AGENT_RUNTIME_BACKEND_URL"
 )
 _OF_TENANT: Final = "only runs of this tenant"
 _STATUSES: Final = [each.value for each in RunStatus]
@@ -476,6 +477,7 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         commands, "doctor", ".doctor:doctor", "check versions, settings, file permissions and the store",
         "doctor --url agents.db", [store],
     )  # fmt: skip
+    _add_migrate(commands, plain)
     _add_erase(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
@@ -536,10 +538,10 @@ def _add_backup(
     confirming.add_argument("--by", metavar="NAME", help="who confirms it")
     moving = _command(
         commands, "copy", ".backup:copy", "move a store to another file or server",
-        "copy agents.db redis://localhost:6379/0\ncopy agents.db --undo", [plain],
-        "Move a store between SQLite and Redis: copy everything in FROM to the empty store TO, and refuse all later "
-        "writes\nto FROM. Stop the workers first. The command compares both stores at the end. It may be interrupted, "
-        "and run\nagain.",
+        "copy agents.db postgresql://localhost/app\ncopy agents.db --undo", [plain],
+        "Move a store between SQLite, Redis and PostgreSQL: copy everything in FROM to the empty store TO, and refuse "
+        "all later\nwrites to FROM. Stop the workers first. The command compares both stores at the end. It may be "
+        "interrupted, and run\nagain.",
     )  # fmt: skip
     moving.add_argument("source", metavar="FROM", help="SQLite file or URL of the old store")
     moving.add_argument("target", nargs="?", metavar="TO", help="new SQLite file, or URL of an empty store")
@@ -558,6 +560,26 @@ def _add_backup(
         "store", nargs="?", metavar="STORE", help="SQLite file or URL of the store; default: AGENT_RUNTIME_BACKEND_URL"
     )
     where.add_argument("--url", help="another way to name STORE")
+
+
+def _add_migrate(commands: Any, plain: argparse.ArgumentParser) -> None:
+    migrating = _command(
+        commands, "migrate", ".migrate:migrate", "create or update the schema of a PostgreSQL store",
+        """migrate postgresql://owner@db.example.com/app --role worker --reader inspector
+migrate postgresql://owner@db.example.com/app --dry-run""", [plain],
+        "Create or update the schema of a PostgreSQL store, and grant it to a role of workers and to a role that only "
+        "reads. A\nworker whose role may create a schema does that itself. Use the command before a deploy, or if the "
+        "role may not.",
+    )  # fmt: skip
+    add = migrating.add_argument
+    where = migrating.add_mutually_exclusive_group()
+    where.add_argument("store", nargs="?", metavar="STORE",
+                       help="URL of the store, with the user that owns the schema; default: "
+                       "AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
+    where.add_argument("--url", help="another way to name STORE")
+    add("--role", metavar="NAME", help="role of workers, which gets the rights to read and write, and none to create")
+    add("--reader", metavar="NAME", help='role that gets the right to read, for "inspect" and for the views')
+    add("--dry-run", action="store_true", help="only print the SQL statements")
 
 
 def _add_erase(commands: Any, plain: argparse.ArgumentParser) -> None:

@@ -9,15 +9,15 @@ import os
 import shlex
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
 from .._core.validation import redacted, redacted_url
 from .._engines.memory import MemoryEngine
 from .._engines.payloads import ReadingCodec
-from ..config import get_config, use
-from ..errors import InvalidArgument, LimitExceeded, UnknownRun, brief
+from ..config import get_config, place_of, use
+from ..errors import AgentRuntimeError, InvalidArgument, LimitExceeded, UnknownRun, brief
 from ..limits import RunLimits
 from ..queue.records import RunFilter, RunRow
 from ..registry import Registry
@@ -74,13 +74,14 @@ def _readable(url: str) -> str:
 async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterator[AgentRunner]:
     """Open the store of a command that needs an existing one.
 
-    A command that only `reads` opens a SQLite file read-only if this user may not write it. It marks contents that it
-    cannot decrypt.
+    A command that only `reads` opens a PostgreSQL store read-only, and a SQLite file that this user may not write. It
+    marks contents that it cannot decrypt.
     """
     url = args.url or get_config().backend_url or ""
     require_file(url)
+    read_only = reads and (is_postgres(url) or not _may_write(file_of(url)))
     with contents_only_shown() if reads else nullcontext():
-        async with open_store(args.url, Registry(), read_only=reads and not _may_write(file_of(url))) as runner:
+        async with open_store(args.url, Registry(), read_only=read_only) as runner:
             yield runner
 
 
@@ -99,6 +100,13 @@ def file_of(url: str) -> str:
     """Return the path of a SQLite file, "" for a store that is none."""
     scheme, found, rest = url.partition("://")
     return url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
+
+
+def is_postgres(url: str | None) -> bool:
+    """Return whether the store is in PostgreSQL. Opened read-only it needs no right to write, and creates no schema."""
+    with suppress(AgentRuntimeError):
+        return bool(url) and place_of(url or "")[0] == "postgres"
+    return False
 
 
 def _may_write(path: str) -> bool:

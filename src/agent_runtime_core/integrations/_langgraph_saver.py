@@ -71,7 +71,7 @@ def _place(config: RunnableConfig) -> _Place:
 
 
 class AgentRuntimeSaver(BaseCheckpointSaver[str]):
-    """Saves the checkpoints of LangGraph in a document store: in memory, SQLite, Redis or files.
+    """Saves the checkpoints of LangGraph in a document store: in memory, SQLite, Redis, PostgreSQL or files.
 
         saver = AgentRuntimeSaver("agents.db")
         graph = builder.compile(checkpointer=saver)

@@ -101,8 +101,8 @@ class PersistenceConfig:
         """Configure all six stores with one store URL.
 
         Args:
-            path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`, or a URL of an
-                installed package that has document stores.
+            path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`,
+                `postgresql://host/database`, or a URL of an installed package that has document stores.
             durability: Of a SQLite file, "full" or "normal". None means the configured one.
             **more: Further settings.
 
@@ -197,7 +197,8 @@ class PersistenceManager:
         """Open all six stores with one store URL, as `AgentRunner.open` does.
 
         Args:
-            path_or_url: The path of a SQLite file, `sqlite:///path`, `memory://` or `redis://host`.
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `memory://`, `redis://host` or
+                `postgresql://host/database`.
             session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
             durability: Of a SQLite file: "full" survives a power loss, "normal" a crash of the process. None means the
                 configured one.
@@ -483,8 +484,9 @@ def open_document_store(url: str, *, durability: str = "full") -> DocumentStore:
     """Return the document store at `url`. Close it with `await store.close()`.
 
     Args:
-        url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`, `files:///path` for a
-            directory of files, or a URL of an installed package that has document stores.
+        url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`,
+            `postgresql://host/database`, `files:///path` for a directory of files, or a URL of an installed package
+            that has document stores.
         durability: "full" or "normal": the `synchronous` setting of SQLite. Other stores ignore it.
 
     Raises:

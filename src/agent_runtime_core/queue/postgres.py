@@ -17,6 +17,7 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
 from .postgres_batches import BATCHES
+from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
@@ -39,13 +40,15 @@ _LOCKED = (
     f" SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM of_group, arc_runs r WHERE r.run_id = ?"
     " FOR NO KEY UPDATE OF r"
 )
-# The same for all runs of a transaction: the keys by their numbers, then the rows by their ids.
+# The same for all runs of a transaction: the keys by their numbers, then the rows by their ids. The condition with the
+# keys is evaluated first, even if no row is found.
 _LOCKED_TOGETHER = (
-    "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT hashtextextended(lane || chr(2)"
-    " || tenant, 2) AS key FROM arc_runs WHERE run_id = ANY(?) AND lane IS NOT NULL UNION SELECT"
+    "WITH keys AS MATERIALIZED (SELECT count(pg_advisory_xact_lock(key)) AS locked FROM"
+    " (SELECT hashtextextended(lane || chr(2) || tenant, 2) AS key FROM arc_runs"
+    " WHERE run_id = ANY(?) AND lane IS NOT NULL UNION SELECT"
     " hashtextextended(lane || chr(2) || tenant, 2) FROM unnest(?::text[], ?::text[]) AS g (lane, tenant)"
-    f" ORDER BY 1) k) SELECT {', '.join(f'r.{name}' for name in COLUMNS)} FROM keys, arc_runs r"
-    " WHERE r.run_id = ANY(?) ORDER BY r.run_id FOR NO KEY UPDATE OF r"
+    f" ORDER BY 1) k) SELECT {ALL} FROM arc_runs WHERE (SELECT locked FROM keys) >= 0 AND run_id = ANY(?)"
+    " ORDER BY run_id FOR NO KEY UPDATE"
 )
 _BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _INSERT = f"INSERT INTO arc_runs ({', '.join(_STORED)}) VALUES ({', '.join('?' * len(_STORED))})"
@@ -372,3 +375,13 @@ class PostgresQueue(PostgresBackend, RunQueue):
 
     def lease_now(self) -> float:
         return self.engine.lease_now()
+
+    async def store_id(self) -> str:
+        found: str = await self.engine.read(store_id)
+        self._store = found
+        return found
+
+    async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> CallerInsert:
+        row = await self._assigned_before(row)
+        known = getattr(self, "_store", None) or await self.store_id()  # the first read creates the tables
+        return CallerInsert(self, row, connection, known, sync=sync)

@@ -134,7 +134,7 @@ def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
         return FileEngine.open(**where)
     if name == "postgres":
         PostgresEngine: Any = load(".._engines.postgres.engine:PostgresEngine", package=__package__)
-        return ReadOnlyEngine(PostgresEngine.open(**where))
+        return ReadOnlyEngine(PostgresEngine.open(**where, read_only=True))
     RedisEngine: Any = load(".._engines.redis.engine:RedisEngine", package=__package__)
     return ReadOnlyEngine(RedisEngine.open(**where))
 

@@ -28,7 +28,7 @@ from .._execution.run_control import RunControl, RunRecorder, Services, Stop
 from .._execution.step import CANCEL_HOOK, Identity, StepScope
 from .._execution.step_journal import RunJournal, StepJournal
 from .._execution.sync_context import in_agent, run_agent
-from .._journal.record import ATTEMPT, RESUMED, Record
+from .._journal.record import ATTEMPT, RESUMED, Record, is_copied
 from ..errors import (
     AgentRuntimeError,
     JournalMismatch,
@@ -279,7 +279,7 @@ class RunExecution:
         if self.control.stopped is Stop.RELEASE:  # for example in the pause before the next attempt
             await self.claim.release()
             return Released()
-        await self.record_start(journal)
+        await self.record_start(journal, records)
         return await self._attempt(journal)
 
     async def _version_mismatch(self, records: Sequence[Record]) -> JournalMismatch | None:
@@ -366,14 +366,16 @@ class RunExecution:
         self.started = True
         await self.claim.release_unstarted()
 
-    async def record_start(self, journal: RunJournal) -> None:
-        """Record that the attempt started."""
+    async def record_start(self, journal: RunJournal, records: Sequence[Record]) -> None:
+        """Record that the attempt started, or resumes what is in these records."""
         row = self.claim.row
         # Without a tenant the record is that of releases without tenants.
         started = {"tenant": row.tenant} if row.tenant else {}
         if (version := getattr(self.agent, "code_version", None)) is not None:
             started[VERSION] = version
-        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, started or None)
+        # An outage may have kept the first record of the run from its journal.
+        has_begun = row.parked and any(each.kind == ATTEMPT and not is_copied(each) for each in records)
+        kind, info = (RESUMED, {"reason": row.reason}) if has_begun else (ATTEMPT, started or None)
         self.claim.attempt_recorded = True
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)

@@ -135,12 +135,17 @@ class LeftRuns:
     async def _is_wanted(self, row: RunRow, left: dict[str, float], now: float) -> bool:
         """Return whether another worker may still execute the run, which these processes have left.
 
-        Without any living worker, as between two deploys, that is so: the next worker may have code that fits.
+        Without any living worker, as between two deploys, that is so: the next worker may have code that fits. A worker
+        that has not left in order was killed or does not reach the store, and may come back with the same code.
         """
-        if now - min(left.values(), default=now) >= self._config.other_code_timeout_seconds:
+        limit = self._config.other_code_timeout_seconds
+        if now - min(left.values(), default=now) >= limit:
             return False
-        living = [each for each in await processes(self._queue) if each.living and each.claims(row.agent)]
-        return not living or any(each.process_id not in (self._process.process_id, *left) for each in living)
+        found = [each for each in await processes(self._queue) if each.claims(row.agent)]
+        others = [each for each in found if each.process_id not in (self._process.process_id, *left)]
+        if any(each.living or now - each.last_seen_at.timestamp() < limit for each in others):
+            return True
+        return not any(each.living for each in found)
 
 
 def version_mismatch(agent: AgentRuntime, records: Iterable[Record], mail: Iterable[MailboxMessage]) -> str | None:

@@ -160,7 +160,7 @@ async def _refuse_living(old: _Side) -> None:
 
 async def _require_empty(new: _Side) -> None:
     if await new.has_contents():
-        fix = "Name a new file, or a Redis database or prefix without keys"
+        fix = "Name a new file, a Redis database or prefix without keys, or a new schema of PostgreSQL"
         raise must("the target of a move", "be an empty store", Shown(f"{new.name} with contents"), fix)
 
 
@@ -190,7 +190,9 @@ class _Side:
         if not one or not isinstance(engine, Engine) or not runner.backends.durable:
             got = ", ".join(type(each).__name__ for each in runner.backends)
             fix = "Open both stores with AgentRunner.open(url)"
-            raise NotSupported(str(must(what, "be one SQLite file or one Redis server", Shown(got), fix)))
+            raise NotSupported(
+                str(must(what, "be one SQLite file, one Redis server or one PostgreSQL database", Shown(got), fix))
+            )
         documents = [each for each in runner.document_stores() if getattr(each, "engine", None) is engine]
         if not documents:
             fix = "Open the store without persistence="

@@ -87,7 +87,7 @@ class OpenRunSession:
                 early.raise_for_status()
                 self.finished = True
             else:
-                await execution.record_start(journal)
+                await execution.record_start(journal, records)
         self.control.task = asyncio.current_task()
         overrides = await execution.limit_overrides()
         self._active = ACTIVE_RUN.set(self.control)

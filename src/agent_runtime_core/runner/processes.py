@@ -102,11 +102,15 @@ class ListedProcess:
 
     async def renew(self) -> None:
         """Store or renew the row. If the store is not available, the next call does it."""
+        if not (operations := self.operations()):
+            return
+        outage = StoreOutage.of(self._queue.commits, self._queue.clock)
         try:
-            await self._queue.commits.commit(None, self.operations())
+            await self._queue.commits.commit(None, operations)
+            outage.answered()
         except OUTAGE as error:
             self._renewed_at = None
-            StoreOutage.of(self._queue.commits, self._queue.clock).noticed(error)
+            outage.noticed(error)
         except AgentRuntimeError as error:
             self._renewed_at, self._retry_at = None, self._queue.clock.boot() + RETRY_SECONDS
             log.warning("the row of worker %s was not renewed: %s; retrying", self._config.worker_id, error)

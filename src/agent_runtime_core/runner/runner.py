@@ -160,6 +160,14 @@ def _only_waits(held: _InlineRun, others: list[_InlineRun]) -> bool:
     return all(each.execution.control.paused_at is not None for each in family)
 
 
+class _OfThread:
+    """A connection on which the thread of the caller executes an insertion, after its event loop has prepared that."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.insertion: Any = None
+
+
 class AgentRunner(RunClient):
     """Executes runs of registered agents, and submits, watches, cancels and repairs them.
 
@@ -233,11 +241,11 @@ class AgentRunner(RunClient):
         durability: str | None = None,
         read_only: bool = False,
     ) -> AgentRunner:
-        """Create a runner whose runs are stored in a SQLite file, Redis, or memory.
+        """Create a runner whose runs are stored in a SQLite file, Redis, PostgreSQL or memory.
 
         Args:
-            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, `memory://`, or a URL whose scheme
-                an installed package adds.
+            path_or_url: The path of a SQLite file, `sqlite:///path`, `redis://host`, `postgresql://host/database`,
+                `memory://`, or a URL whose scheme an installed package adds.
             config: As in `AgentRunner`, like the other arguments.
             tools: As in `AgentRunner`.
             trace_sinks: As in `AgentRunner`.
@@ -249,7 +257,8 @@ class AgentRunner(RunClient):
                 is read through their log, without making them wait, and `stream` and `wait` see new events within
                 about 0.1 seconds. A file that SQLite cannot read without writing (a log without its `-shm`), or
                 that an earlier release wrote, is copied to a temporary directory, which `close` deletes; later
-                commits are not seen there. Open a file under the name that its workers use.
+                commits are not seen there. Open a file under the name that its workers use. On PostgreSQL no table is
+                created, and a role that only reads suffices.
 
         Raises:
             InvalidArgument: An argument is invalid. With `read_only`, there is no such file, or it is no store.
@@ -636,6 +645,7 @@ class AgentRunner(RunClient):
         traceparent: str | None = None,
         params: Mapping[str, Any] | None = None,
         tenant: str | None = None,
+        connection: Any = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -658,9 +668,17 @@ class AgentRunner(RunClient):
             tenant: Whose run it is: 1 to 128 characters. `run_id`, `idempotency_key`, `concurrency_key` and the
                 conversation of the input are names within the tenant, so that two tenants can use the same names. Child
                 runs and forks have the tenant of their run. None means the tenant of `parent_run_id`, or no tenant.
+            connection: A connection of psycopg or asyncpg, or a connection or session of SQLAlchemy, to the PostgreSQL
+                database of this runner. The run is stored in its open transaction, and exists if you commit.
+                `submit_sync` also takes the connection of Django.
 
         Returns:
-            The run's id, once the run is durable.
+            The run's id, once the run is durable; with `connection`, once it is part of your transaction.
+
+        Raises:
+            IdempotencyConflict: The run id or the key belongs to a run with another agent or input.
+            InvalidArgument: An argument is invalid, or `connection` has no open transaction or another database.
+            NotSupported: `connection` is passed, and the runs are not on PostgreSQL.
         """
         row = self.new_run(
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
@@ -668,7 +686,13 @@ class AgentRunner(RunClient):
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
             tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
-        stored, _ = await self.insert_run(row)
+        if connection is None:
+            stored, _ = await self.insert_run(row)
+        elif isinstance(connection, _OfThread):
+            connection.insertion = await self.queue.insertion(row, connection.connection, sync=True)
+            stored = row
+        else:
+            stored = await (await self.queue.insertion(row, connection, sync=False)).run()
         return stored.decoded("run_id", known_uuid)
 
     def new_run(self, agent_key: str | AgentRuntime, input: Mapping[str, Any] | None = None, **options: Any) -> RunRow:
@@ -726,5 +750,13 @@ class AgentRunner(RunClient):
         return call(self.execute, *args, **kwargs)
 
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
-        """`submit` for code without an event loop, or in a thread next to one."""
-        return call(self.submit, *args, **kwargs)
+        """`submit` for code without an event loop, or in a thread next to one.
+
+        With `connection`, your thread executes the statement, so the connection may belong to it.
+        """
+        connection = kwargs.pop("connection", None)
+        if connection is None:
+            return call(self.submit, *args, **kwargs)
+        of_thread = _OfThread(connection)
+        call(self.submit, *args, connection=of_thread, **kwargs)
+        return of_thread.insertion.run_sync(call).decoded("run_id", known_uuid)  # type: ignore[no-any-return]

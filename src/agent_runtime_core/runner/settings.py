@@ -37,10 +37,10 @@ class RunnerConfig:
         worker_id: Names the worker in claims, logs and `RunInfo.worker`.
         run_timeout_seconds: Time limit of one attempt; inf is no limit. Time that the run waits does not count. An
             agent may have its own limit, which may be higher.
-        heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis the
-            default is 10.
+        heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis and
+            PostgreSQL the default is 10.
         lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed. On Redis
-            the default is 30.
+            and PostgreSQL the default is 30.
         max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
             the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.

@@ -44,6 +44,7 @@ MAX_CLAIM = 1000  # runs in one claim, even if more slots are free
 UNREADABLE_INTERVAL = 60.0  # seconds between two reports of runs that this process cannot decode
 RELEASE_SECONDS = 0.5  # seconds to release runs that did not stop
 REGAIN_TIMEOUT = 5.0  # seconds that a run waits for a slot before it is released to the queue
+_UNRELEASED = "its store is away: another worker takes it over when its lease has ended"
 UNLIMITED = sys.maxsize  # slots while no `run_loop` sets their number
 
 
@@ -340,6 +341,7 @@ class Worker:
         label, extra = execution.claim.label, about_run(*execution.logged)
         if isinstance(error, OUTAGE):  # the worker leaves: otherwise the run would wait for its store
             self._outage.noticed(error)
+            log.warning("%s did not stop before the worker ended; %s", label, _UNRELEASED, extra=extra)
         elif not isinstance(error, UNREADABLE):
             log.error(
                 "execution of %s failed: %s; it is claimed again later", label, error, exc_info=error, extra=extra
@@ -401,8 +403,8 @@ class Worker:
         try:
             while not self._stopping:
                 wake.clear()
-                if not self._process.seconds_left():
-                    await self._process.renew()
+                if self._outage.is_full or not self._process.seconds_left():
+                    await self._process.renew()  # shows whether the store can be written
                 if not await self.claim_for_free_slots():
                     await self._sleep(wake, self._poll)
             await self._finish()
@@ -448,7 +450,7 @@ class Worker:
                 raise
             log.warning("claiming runs failed: %s; retrying", error)
             return False
-        self._outage.answered()
+        self._outage.answered(wrote=bool(rows) or not self.queue.keeps_processes)
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping
@@ -544,11 +546,13 @@ class Worker:
         try:
             await asyncio.wait(releases, timeout=RELEASE_SECONDS)
         finally:
+            is_away = self._outage.since is not None
             for execution in left.values():
                 agent = execution.control.task
                 log.warning(
-                    "%s did not stop when it was cancelled; released to the queue. It is in %s",
+                    "%s did not stop when it was cancelled; %s. It is in %s",
                     execution.claim.label,
+                    _UNRELEASED if is_away else "released to the queue",
                     "its end" if agent is None or agent.done() else place_of(agent),
                     extra=about_run(*execution.logged),
                 )

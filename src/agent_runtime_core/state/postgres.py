@@ -39,16 +39,17 @@ def _any(function: Any) -> Any:
     return function
 
 
-CONCERN = StateOperations(
-    _any(_state), _locked_effects, _any(put), _any(drop), _any(_drop_lineage)
-).operation_set(
+CONCERN = StateOperations(_any(_state), _locked_effects, _any(put), _any(drop), _any(_drop_lineage)).operation_set(
     {
-        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
-        "state.rewrite": rewrite, "state.copy": copy,
+        "state.checkpoint": checkpoint,
+        "state.status": status,
+        "state.delete": delete,
+        "state.rewrite": rewrite,
+        "state.copy": copy,
     },
     batches=BATCHES,
     one_statement=frozenset({effect_keys, journal.records, journal.ending, _ids}),
-)  # fmt: skip
+)
 
 
 class PostgresStateStore(PostgresBackend, StateStore):

@@ -193,9 +193,33 @@ class Doubt(AgentRuntime):
         return RunResult({"out": [await ctx.step(f"s{i}", act, ctx, i, on_in_doubt=how) for i in range(3)]})
 
 
+class Pays(AgentRuntime):
+    """A payment between two other steps; `policy` says what follows if nobody knows whether it was made."""
+
+    key = "pays"
+
+    async def run(self, ctx: Any) -> RunResult:
+        bank, order = ctx.params["bank"], str(ctx.params["order"])
+
+        async def pay() -> str:
+            effect(bank, order)
+            await asyncio.sleep(0.03)
+            return "paid"
+
+        def check() -> AlreadyDone | None:
+            paid = Path(bank).exists() and f"{order} " in Path(bank).read_text()
+            return AlreadyDone("paid") if paid else None
+
+        policy: Any = check if ctx.params["policy"] == "check" else ctx.params["policy"]
+        await ctx.step("before", asyncio.sleep, 0.01)
+        paid = await ctx.step("pay", pay, on_in_doubt=policy)
+        await ctx.step("after", asyncio.sleep, 0.01)
+        return RunResult({"paid": paid})
+
+
 def registry() -> Registry:
     known = Registry()
-    for agent in (Noop(), Steps(), Parks(), Sleeper(), Writer(), Poison(), Doubt()):
+    for agent in (Noop(), Steps(), Parks(), Sleeper(), Writer(), Poison(), Doubt(), Pays()):
         known.register(agent)
     return known
 
@@ -206,9 +230,10 @@ def open_runner(places: Sequence[object], ahead: float = 0.0, **config: Any) -> 
     settings = RunnerConfig(**{"retry_backoff_base": 0, **config})
 
     def at(place: str) -> dict[str, Any]:
-        if place.startswith("redis://"):
+        if "://" in place:
             # Its time is the server's unless it is given a clock.
-            return {"backend": "redis", "url": place, **({"clock": clock} if ahead else {})}
+            backend = "redis" if place.startswith("redis") else "postgres"
+            return {"backend": backend, "url": place, **({"clock": clock} if ahead else {})}
         return {"backend": "sqlite", "path": place, "clock": clock}
 
     queue, bus, state = map(str, places)

@@ -10,7 +10,12 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from agent_runtime_core.persistence import FileConversationStore, RedisConversationStore, SQLiteConversationStore
+from agent_runtime_core.persistence import (
+    FileConversationStore,
+    PostgresConversationStore,
+    RedisConversationStore,
+    SQLiteConversationStore,
+)
 from agent_runtime_core.persistence.models import ConversationMessage
 from tests.fault.jobs.effects import say
 
@@ -19,6 +24,7 @@ def conversations(technology: str, where: str) -> Any:
     stores: dict[str, Any] = {
         "sqlite": lambda: SQLiteConversationStore(where, durability="normal"),
         "redis": lambda: RedisConversationStore(where),
+        "postgres": lambda: PostgresConversationStore(where),
         "files": lambda: FileConversationStore(where),
     }
     return stores[technology]()

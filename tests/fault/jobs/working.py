@@ -7,10 +7,12 @@ import json
 import sys
 from typing import Any
 
-from agent_runtime_core.persistence import FileTaskStore, RedisTaskStore, SQLiteTaskStore
+from agent_runtime_core.persistence import FileTaskStore, PostgresTaskStore, RedisTaskStore, SQLiteTaskStore
 from tests.fault.jobs.effects import say
 
-STORES: dict[str, Any] = {"sqlite": SQLiteTaskStore, "redis": RedisTaskStore, "files": FileTaskStore}
+STORES: dict[str, Any] = {
+    "sqlite": SQLiteTaskStore, "redis": RedisTaskStore, "postgres": PostgresTaskStore, "files": FileTaskStore,
+}  # fmt: skip
 
 
 def task_store(kind: str, where: str) -> Any:

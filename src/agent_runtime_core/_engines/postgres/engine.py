@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
+import asyncio
+import re
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, cast
+from dataclasses import replace
+from typing import Any, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
-from ..._core.lazy_import import load
-from ..._core.log import log
 from ..._core.validation import Shown, must
-from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull, StorageOutdated
+from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
-from ..sqlite.database import check_version
+from ..commit_request import CommitRequest, LoopBatch
+from ..shared_engine import SafetyFinding
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
+from .migration import migrate, outdated, require_schema
 from .notifier import PostgresNotifier
+from .safety_checks import IsStandby, check, identity, reported, server_changed, warn
 from .schema import TABLES
 from .url import PostgresAddress, driver, postgres_place
+from .user_transaction import AppliedMeanwhile, FunctionThreads, apply
 
 #: Begins a transaction that writes. The lock makes it wait for a move of the store, which locks the table alone.
 _BEGIN: Final = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s'; "
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; "
     "LOCK TABLE arc_fences IN ROW EXCLUSIVE MODE; "
     "SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT token FROM arc_fences WHERE key = 'moved')"
 )
@@ -33,13 +35,10 @@ _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOCK_RUNS: Final = "SELECT 1 FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
 _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
 NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
-_VERSIONS: Final = (
-    'CREATE TABLE IF NOT EXISTS arc_schema (concern text COLLATE "C" PRIMARY KEY, version int NOT NULL, library text)'
-)
-_MIGRATION_LOCK: Final = 0x61726300  # of all schemas: two migrations at the same time are rare
-_MIGRATION_SECONDS: Final = 30.0
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "55000"})
 _CONFLICT: Final = frozenset({"40001", "40P01", "23505", "55P03"})
+# The driver gives such an error no code.
+_REFUSED: Final = re.compile("FATAL: .*(does not exist|authentication failed|pg_hba.conf)")
 _FULL: Final = frozenset({"53100", "53200"})
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 
@@ -75,16 +74,26 @@ class PostgresEngine(ThreadedEngine):
     place: PostgresAddress
 
     @classmethod
-    def parsed(cls, place: str) -> PostgresAddress:
+    def open(cls, place: Any, *, clock: Clock = SYSTEM, read_only: bool = False) -> Self:
+        """Open the engine, or share it. With `read_only` it creates no table, and a role that only reads suffices."""
+        return super().open(replace(cls.parsed(place), reads_only=read_only), clock=clock)
+
+    @classmethod
+    def parsed(cls, place: Any) -> PostgresAddress:
         driver()  # a missing package is reported before a wrong URL
-        return postgres_place(place)
+        return place if isinstance(place, PostgresAddress) else postgres_place(place)
 
     def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
         super().__init__(key, place, clock)
+        self.location = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
+        #: What was unsafe when this process connected last.
+        self.safety_findings: list[SafetyFinding] = []
+        self._server = ""
         self._notifier = PostgresNotifier(place, self.wake)
+        self._functions = FunctionThreads(self._has_function, self.commit_each, self._inbox.put)
 
     async def store_wall(self) -> float:
         return float(await self.read(server_time)) if self.by_server else self.clock.wall()
@@ -92,14 +101,30 @@ class PostgresEngine(ThreadedEngine):
     # -- connections
 
     def connect(self, *, writes: bool) -> PostgresConnection:
-        conn = PostgresConnection(self.place, self.clock if self.by_server else None)
         try:
+            conn = PostgresConnection(self.place, self.clock if self.by_server else None)
+        except driver().OperationalError as error:
+            if _REFUSED.search(str(error)) and "," not in self.location:  # another host may take the connection
+                fix = "Check the user, the password and the name of the database in the URL"
+                raise StorageError(f"{self.location} refused the connection ({error!s:.300}). {fix}") from error
+            raise
+        try:
+            found = check(reported(conn), self.place, reads_only=self.place.reads_only)
             if self._unmigrated:
                 self._migrate(conn)
+            self._connected(conn, found)
         except BaseException:
             conn.close()
             raise
         return conn
+
+    def _connected(self, conn: PostgresConnection, found: list[SafetyFinding]) -> None:
+        self.safety_findings = found
+        warn(found, conn, self.place)
+        server = identity(conn)
+        if server_changed(server, self._server, conn, self.place):
+            self.wake()  # the commits that others waited for may be lost
+        self._server = server or self._server
 
     def disconnect(self, conn: PostgresConnection) -> None:
         conn.close()
@@ -148,6 +173,31 @@ class PostgresEngine(ThreadedEngine):
     def mark(self, tx: Any) -> str | None:
         return cast("str | None", tx.moved)
 
+    # -- functions of users
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        return self._functions.set_aside(batch)
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        # Its run id or key is that of a run in an open transaction of the application, which may take long to end.
+        waits = getattr(error, "sqlstate", None) == "55P03" and request.guard is None
+        if waits := waits and threading.current_thread() is self._writer:
+            self._functions.add(request)
+        return waits
+
+    def begin_set_aside(self) -> None:
+        self._functions.begin()
+
+    def _apply(self, tx: Any, request: CommitRequest) -> bool:
+        if tx.moved is None and self._has_function([request]):
+            return apply(self, tx, request)
+        return super()._apply(tx, request)
+
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        batch = super()._new_batch(loop)
+        batch.pending.is_slow = lambda: self._functions.is_open
+        return batch
+
     # -- errors
 
     def is_of_driver(self, error: BaseException) -> bool:
@@ -161,8 +211,20 @@ class PostgresEngine(ThreadedEngine):
             return isinstance(error, driver().OperationalError | driver().InterfaceError)
         return state in _LOST or state.startswith("08")
 
+    def is_repeatable(self, error: BaseException) -> bool:
+        """Return whether an error in a function of a user is none of its statements: it is called again."""
+        return self.is_lost(error) or getattr(error, "sqlstate", None) in ("40001", "40P01")
+
     def is_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, driver().Error) and error.sqlstate in _CONFLICT
+        return isinstance(error, AppliedMeanwhile) or getattr(error, "sqlstate", None) in _CONFLICT
+
+    def _unavailable(self, error: BaseException, fix: str) -> StorageBusy:
+        if isinstance(error, IsStandby) or getattr(error, "sqlstate", None) == "25006":
+            return StorageBusy(
+                f"{self.location} is read-only ({error!s:.300}), and was for {self.timeout:g} s. The outcome of the "
+                "write is unknown. Repeat it when the primary answers, or name the primary in the URL"
+            )
+        return super()._unavailable(error, fix)
 
     def translate(self, error: BaseException) -> StorageError:
         state, text = getattr(error, "sqlstate", None), f"{error!s:.300}".strip()
@@ -170,8 +232,8 @@ class PostgresEngine(ThreadedEngine):
             return StorageFull(f"no space to write {self.location} ({text}). Acknowledged writes are kept. Free some")
         if state in _CORRUPT:
             return StorageCorrupt(f"{self.location} is damaged ({text}). Restore a backup")
-        if state in ("42P01", "42703", "3F000"):
-            return StorageOutdated(f"{self.location} lacks tables ({text}). Run: agent-runtime migrate {self.location}")
+        if state in ("42P01", "42703", "3F000", "42501"):
+            return outdated(self.place, f"lacks tables, or rights of this user ({text})")
         return StorageError(f"{self.location}: {text}")
 
     # -- the schema
@@ -183,94 +245,37 @@ class PostgresEngine(ThreadedEngine):
         with self._migration:
             waiting = [*self._unmigrated]
             if waiting:
-                migrate(conn, str(self.place), waiting)
+                (require_schema if self.place.reads_only else migrate)(conn, self.place, waiting)
                 del self._unmigrated[: len(waiting)]
 
     # -- other processes on this server
 
+    @property
+    def channel(self) -> str:
+        """The channel of the notifications."""
+        return self._notifier.channel
+
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
         return cast("Callable[[], None]", super().listen(topic, wake))
+
+    @property
+    def hears(self) -> bool:
+        """Whether the listening connection was found to hear notifications."""
+        return self._notifier.hears
 
     def notify_others(self, topics: set[str]) -> None:
         self._notifier.send(topics)
 
     def _close_now(self) -> None:
         super()._close_now()
+        self._functions.close(self.location, self.timeout)
         self._notifier.close(self.timeout)
 
 
 def server_time(conn: PostgresConnection) -> float:
     """Return the time of the server, in seconds since 1970."""
     return float(conn.execute(f"SELECT {NOW}").fetchone()[0])
-
-
-def migrate(conn: PostgresConnection, name: str, operation_sets: Sequence[OperationSet]) -> None:
-    """Bring the tables of operation sets to their newest version.
-
-    Raises:
-        StorageTooNew: The stored schema is newer.
-        StorageOutdated: The user may not change the schema.
-    """
-    wanted = {each.name: len(each.migrations) for each in operation_sets}
-    if _versions(conn, wanted) == wanted:
-        return
-    try:
-        _migrate_alone(conn, name, operation_sets)
-    except driver().errors.InsufficientPrivilege as error:
-        raise StorageOutdated(
-            f"{name}: the schema {conn.schema} must be created or updated, and the user may not do that "
-            f"({error!s:.200}). Run: agent-runtime migrate {name}"
-        ) from error
-
-
-def _versions(conn: PostgresConnection, wanted: dict[str, int]) -> dict[str, Any]:
-    if conn.execute("SELECT to_regclass(?)", (f"{conn.schema}.schema",)).fetchone()[0] is None:
-        return {}
-    found = dict(conn.execute("SELECT concern, version FROM arc_schema").fetchall())
-    return {name: found.get(name, 0) for name in wanted}
-
-
-def _migrate_alone(conn: PostgresConnection, name: str, operation_sets: Sequence[OperationSet]) -> None:
-    until = time.monotonic() + _MIGRATION_SECONDS
-    while True:
-        conn.run("BEGIN; SET LOCAL lock_timeout = '3s'")
-        try:
-            # A wait inside of the server would hold a snapshot.
-            if conn.execute("SELECT pg_try_advisory_xact_lock(?)", (_MIGRATION_LOCK,)).fetchone()[0]:
-                _apply_migrations(conn, name, operation_sets)
-                conn.run("COMMIT")
-                return
-        except driver().errors.LockNotAvailable as error:
-            log.warning("%s: the migration waits for other transactions (%s)", name, error)
-        finally:
-            if conn.in_transaction and not conn.is_broken:
-                with contextlib.suppress(driver().Error):
-                    conn.run("ROLLBACK")
-        if time.monotonic() > until:
-            raise StorageBusy(
-                f"{name}: the schema {conn.schema} was locked for {_MIGRATION_SECONDS:g} s. Try again later"
-            )
-        time.sleep(random.uniform(0.02, 0.1))
-
-
-def _apply_migrations(conn: PostgresConnection, name: str, operation_sets: Sequence[OperationSet]) -> None:
-    if conn.execute("SELECT to_regnamespace(?)", (conn.schema,)).fetchone()[0] is None:
-        conn.run(f"CREATE SCHEMA {conn.schema}")
-    if conn.execute("SELECT to_regclass(?)", (f"{conn.schema}.schema",)).fetchone()[0] is None:
-        conn.run(_VERSIONS)
-    stored = dict(conn.execute("SELECT concern, version FROM arc_schema").fetchall())
-    for each in operation_sets:
-        newest = len(each.migrations)
-        version = check_version(name, each.name, stored, newest)
-        for script in each.migrations[version:]:
-            conn.run(script)
-        if version != newest:
-            conn.execute(
-                "INSERT INTO arc_schema VALUES (?, ?, ?) ON CONFLICT (concern)"
-                " DO UPDATE SET version = excluded.version, library = excluded.library",
-                (each.name, newest, load("agent_runtime_core:__version__")),
-            )
 
 
 class PostgresBackend(OnEngine, Backend):

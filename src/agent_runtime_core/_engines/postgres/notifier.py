@@ -25,6 +25,7 @@ TEST_EVERY: Final = 10.0  # seconds between two tests of the listening connectio
 HEARD_WITHIN: Final = 2.0  # seconds in which it must hear its own notification
 POLL: Final = 1.0  # seconds between two wakes of all listeners while no notification is heard
 _CHANNEL: Final = "arc"
+_TEST: Final = ""  # the topic of a test
 
 
 class PostgresNotifier:
@@ -37,7 +38,7 @@ class PostgresNotifier:
 
     def __init__(self, place: PostgresAddress, wake: Callable[..., None]) -> None:
         self._place, self._wake = place, wake
-        self._channel = f"{_CHANNEL}_{place.schema}"
+        self.channel: str = f"{_CHANNEL}_{place.schema}"
         self._lock = threading.Condition()
         self._topics: set[str] = set()
         self._own = new_ulid(SYSTEM)
@@ -83,7 +84,7 @@ class PostgresNotifier:
                     )
                 conn.execute(
                     "BEGIN; SET LOCAL synchronous_commit = off; "
-                    + "; ".join(f"NOTIFY {self._channel}, '{self._own} {topic}'" for topic in sorted(topics))
+                    + "; ".join(f"NOTIFY {self.channel}, '{self._own} {topic}'" for topic in sorted(topics))
                     + "; COMMIT"
                 )
             except driver().Error:
@@ -110,19 +111,19 @@ class PostgresNotifier:
                     prepare_threshold=None,
                     application_name="agent-runtime listener",
                 )
-                conn.execute(f"LISTEN {self._channel}")
+                conn.execute(f"LISTEN {self.channel}")
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
-                failures = 0
             except (driver().Error, OSError) as error:
-                failures += 1
+                failures = 1 if self.hears else failures + 1
                 if failures == 2 and not self._closed.is_set():
+                    hint = "A pooler such as PgBouncer does that: add listen_url= with the URL of the server itself"
                     log.warning(
-                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. A pooler "
-                        "such as PgBouncer does that: add listen_url= with the URL of the server itself",
+                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. %s",
                         self._place,
-                        f"{error!s:.200}".strip(),
+                        " ".join(f"{error!s:.200}".split()),
                         POLL,
+                        hint if isinstance(error, OSError) else "They are sent again when it answers",
                     )
             finally:
                 self.hears = False
@@ -140,15 +141,17 @@ class PostgresNotifier:
             if asked_at and now - asked_at > HEARD_WITHIN:
                 raise OSError(f"its own notification was not heard within {HEARD_WITHIN:g} s")
             if not asked_at and now - tested_at > TEST_EVERY:
-                conn.execute(f"NOTIFY {self._channel}, 'test {self._own}'")
+                # By the other connection. A pooler may run two statements of one client on one connection of the
+                # server, which hears itself then and nobody else.
+                self.send({_TEST})
                 asked_at = now
             for notice in conn.notifies(timeout=0.25, stop_after=1):
                 word, _, topic = notice.payload.partition(" ")
-                if word == "test":
-                    if topic == self._own:
-                        self.hears, tested_at, asked_at = True, now, 0.0
-                elif word != self._own:
-                    self._wake({topic})
+                if word != self._own:
+                    if topic != _TEST:
+                        self._wake({topic})
+                elif topic == _TEST:
+                    self.hears, tested_at, asked_at = True, now, 0.0
 
     def close(self, timeout: float) -> None:
         """End the threads."""

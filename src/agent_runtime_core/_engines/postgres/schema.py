@@ -75,5 +75,38 @@ CREATE INDEX documents_end ON arc_documents (expires) WHERE expires IS NOT NULL;
 CREATE INDEX documents_words ON arc_documents USING gin (lexemes);
 CREATE INDEX documents_long ON arc_documents (space, kind) WHERE lexemes IS NULL"""
 _FENCES: Final = f"CREATE TABLE arc_fences (key {_TEXT} PRIMARY KEY, token {_TEXT})"
+# What a process has seen of the server, for the other processes: see `safety_checks`.
+_SEEN: Final = f"CREATE TABLE arc_seen (name {_TEXT} PRIMARY KEY, value {_TEXT}, t float8 NOT NULL)"
 
-TABLES: Final = OperationSet("tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES)),))
+# The views for operators: their names and columns stay in all releases, and new columns are added at the end.
+_AGE: Final = "to_timestamp(coalesce(r.ended_at, extract(epoch FROM now())::float8)) - to_timestamp(r.created_at)"
+_WHOSE: Final = "r.run_id, r.run_key, r.agent, r.tenant"
+_VIEWS: Final = f"""CREATE VIEW arc_v_runs AS SELECT {_WHOSE}, r.status, r.reason, r.held <> 0 AS blocked,
+    r.lane AS concurrency_key, r.conversation AS conversation_id, r.parent_id, r.priority,
+    1 + r.failures + r.crashes AS attempt, r.failures, r.crashes, nullif(r.worker, '') AS worker,
+    to_timestamp(r.created_at) AS created_at, to_timestamp(nullif(r.due_at, 0)) AS due_at,
+    to_timestamp(r.started_at) AS started_at, to_timestamp(r.ended_at) AS finished_at,
+    to_timestamp(r.updated_at) AS updated_at, to_timestamp(r.cancel_at) AS cancel_requested_at, {_AGE} AS age,
+    CASE WHEN r.status = 'running' THEN to_timestamp(r.lease_until) END AS lease_until
+    FROM arc_runs r;
+CREATE VIEW arc_v_steps AS SELECT {_WHOSE}, j.seq AS position, j.name AS step, j.key AS step_key,
+    CASE j.kind WHEN 'done' THEN 'completed' ELSE j.kind END AS status, j.attempt,
+    to_timestamp(j.t) AS recorded_at, j.ms * interval '1 millisecond' AS duration,
+    octet_length(j.result) AS result_bytes
+    FROM arc_journal j JOIN arc_runs r USING (run_id)
+    WHERE j.kind IN ('started', 'done', 'retrying', 'failed');
+CREATE VIEW arc_v_waiting AS SELECT {_WHOSE}, r.status, nullif(split_part(r.reason, ' ', 1), '') AS waits_for,
+    CASE WHEN strpos(r.reason, ' ') > 0 THEN substr(r.reason, strpos(r.reason, ' ') + 1) END AS name,
+    r.held <> 0 AS blocked, r.lane AS concurrency_key,
+    length(r.questions) - length(replace(r.questions, chr(10), '')) AS open_questions,
+    to_timestamp(r.updated_at) AS since, now() - to_timestamp(r.updated_at) AS waited,
+    to_timestamp(nullif(r.due_at, 0)) AS due_at
+    FROM arc_runs r
+    WHERE r.ended_at IS NULL AND (r.status = 'waiting' OR r.held <> 0 OR r.questions <> '');
+CREATE VIEW arc_v_counts AS SELECT agent, tenant, status, count(*) AS runs,
+    to_timestamp(min(created_at)) AS oldest_created_at, to_timestamp(max(updated_at)) AS last_updated_at
+    FROM arc_runs GROUP BY agent, tenant, status"""
+
+TABLES: Final = OperationSet(
+    "tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)),)
+)

@@ -21,13 +21,13 @@ from ..._core.per_loop import PerLoop
 from ..._core.validation import Shown, must
 from ...errors import LeaseLost, StorageBusy, StorageError
 from ..backend import OnEngine, hold_shared, known_options
-from ..base import Backend, Guard, Op, OperationSet, moved
+from ..base import Backend, Guard, Op, OperationSet, Outcome, moved
 from ..commit_request import CommitRequest, LoopBatch, PendingCommits, wait_in_thread
-from ..shared_engine import Process, SharedEngine
+from ..shared_engine import Process, SafetyFinding, SharedEngine
 from .connection import Connection, NotSent, ServerRefused, driver, refused
 from .notifier import PubSubNotifier, Subscription
 from .pipeline import CommitPipeline, ScriptCall
-from .safety_checks import ASKED, DAY, SafetyFinding, check, identity, log_daily, parsed_config, parsed_info
+from .safety_checks import ASKED, DAY, check, identity, log_daily, parsed_config, parsed_info
 from .script import Codec, RedisOperationSet, Script, as_list, joined, packed, prepared, unpacked
 from .url import RedisAddress, redis_place
 
@@ -115,12 +115,13 @@ class RedisEngine(SharedEngine):
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return wait_in_thread(self._call(guard, ops), self.submit, str(self.place), self._caller_timeout())
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         call = self._call(guard, ops)
         with contextlib.suppress(RuntimeError):
             self._batches.here().send(call)
-            return
+            return call
         self.submit(call)
+        return call
 
     def submit(self, request: CommitRequest) -> None:
         """Pass on a commit, to be applied after every earlier one of the same caller."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from ..._core.log import log
 from ...errors import UnsafeRedis
+from ..shared_engine import SafetyFinding
 from .url import RedisAddress
 
 OLDEST = (6, 2)
@@ -35,19 +35,6 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 # (server, setting, value) of each warning of this process, so that each is logged once.
 _logged: set[tuple[str, str, str]] = set()
-
-
-class SafetyFinding(NamedTuple):
-    """An unsafe setting: its value, why it is unsafe, and how to fix it."""
-
-    setting: str
-    value: str
-    severity: Literal["refuse", "warn"]
-    why: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.setting} is {self.value!r}, {self.why}: {self.remedy}"
 
 
 def check(info: Mapping[str, object], config: Mapping[str, object] | None, place: RedisAddress) -> list[SafetyFinding]:

@@ -47,7 +47,7 @@ def checked(path: str | os.PathLike[str]) -> str:
     if not os.path.isdir(os.path.dirname(where)):
         # A URL without its scheme, such as user:password@host/0, is read as a path.
         if (readable := redacted_url(text)) != text:
-            fix = "Create the directory, or write a URL with its scheme, such as redis://"
+            fix = "Create the directory, or write a URL with its scheme, such as redis:// or postgresql://"
             raise must("path", "be in a directory that exists", _quoted(readable), fix)
         fix = f"Create the directory {_quoted(os.path.dirname(where))}"
         raise must("path", "be in a directory that exists", _quoted(text), fix)

@@ -24,7 +24,7 @@ from ..._core.log import log
 from ..._core.per_loop import call_in_loop
 from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageClosed, StorageError, brief
-from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet
+from ..base import FENCE_OPS, FENCE_REPLAYS, Guard, Op, OperationSet, Outcome
 from ..commit_request import CommitRequest, PendingCommits, wait_in_thread
 from ..os_errors import storage_error, storage_errors
 from ..shared_engine import SharedEngine
@@ -173,9 +173,11 @@ class SQLiteEngine(SharedEngine):
         self._ensure_open()
         return wait_in_thread(CommitRequest(guard, ops), self.submit, self.path, self.writer.committer.timeout)
 
-    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome:
         self._ensure_open()
-        self.submit(CommitRequest(guard, ops))
+        request = CommitRequest(guard, ops)
+        self.submit(request)
+        return request
 
     def submit(self, request: CommitRequest) -> None:
         """Pass on a commit, to be applied after every earlier one of the same caller. The simulator overrides this."""

@@ -25,9 +25,8 @@ class PostgresPlace:
     """
 
     def __init__(
-        self, url: str | None = None, *, engine: PostgresEngine | None = None,
-        **options: Unpack[HomeOptions],
-    ) -> None:  # fmt: skip
+        self, url: str | None = None, *, engine: PostgresEngine | None = None, **options: Unpack[HomeOptions]
+    ) -> None:
         home = DocumentHome(sessions_expire=True, **options)
         cast(Any, super()).__init__(home.keep_in(PostgresDocuments(url, engine=engine, clock=home.clock)))
 
