@@ -219,7 +219,7 @@ async def together(engine: ThreadedEngine, *commits: tuple[Guard | None, list[Op
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     blocked.end()
-    return await asyncio.gather(*tasks, return_exceptions=True)
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
 async def _of(engine: ThreadedEngine, guard: Guard | None, ops: list[Op]) -> list[Any]:
@@ -255,7 +255,7 @@ async def test_a_commit_of_a_thread_has_its_place_between_the_commits_of_a_loop(
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     blocked.end()
-    assert await asyncio.gather(first, thread, second) == [["loop 1"], ["thread"], ["loop 2"]]
+    assert [*await asyncio.gather(first, thread, second)] == [["loop 1"], ["thread"], ["loop 2"]]
     assert sorted(server.log[:2]) == ["loop 1", "not awaited"]
     assert server.log[2:] == ["thread", "loop 2"]
 
@@ -268,7 +268,7 @@ async def test_a_write_that_is_not_awaited_is_applied_before_later_ones(engine: 
 
 def test_two_event_loops_get_their_outcomes_and_keep_their_order(engine: FakeEngine, server: Server) -> None:
     async def program(name: str) -> list[Any]:
-        return await asyncio.gather(*(_of(engine, *put_op((name, n))) for n in range(50)))
+        return list(await asyncio.gather(*(_of(engine, *put_op((name, n))) for n in range(50))))
 
     found: dict[str, Any] = {}
     threads = [
@@ -554,6 +554,11 @@ def first(conn: Connection) -> Any:
     return conn.log[0]
 
 
+def slowly(conn: Connection, entered: threading.Event, event: threading.Event) -> bool:
+    entered.set()
+    return event.wait(LONG)
+
+
 async def test_reads_see_what_is_committed_on_connections_that_only_read(engine: FakeEngine, server: Server) -> None:
     await engine.commit(*put_op(1))
     assert [await engine.read(first) for _ in range(3)] == [1] * 3
@@ -582,11 +587,11 @@ async def test_a_read_that_fails_raises_its_error_and_the_next_one_works(engine:
 async def test_a_long_read_does_not_keep_another_one_waiting(engine: FakeEngine, server: Server) -> None:
     server.log = [1]
     entered, event = threading.Event(), threading.Event()
-    slow = asyncio.ensure_future(engine.read(lambda conn: (entered.set(), event.wait(LONG))))
+    slow = asyncio.ensure_future(engine.read(slowly, entered, event))
     assert await asyncio.to_thread(entered.wait, LONG)
     assert await engine.read(first) == 1
     event.set()
-    assert (await slow)[1] is True
+    assert await slow
 
 
 async def test_a_cancelled_read_leaves_the_others_alone(engine: FakeEngine, server: Server) -> None:
@@ -668,14 +673,14 @@ async def test_close_applies_what_was_requested_before(server: Server, clock: Ti
     blocked = await Blocked(engine).begin()
     entered, event = threading.Event(), threading.Event()
     commits = [asyncio.ensure_future(_of(engine, *put_op(n))) for n in range(3)]
-    reads = [asyncio.ensure_future(engine.read(lambda conn: (entered.set(), event.wait(LONG)))) for _ in range(4)]
+    reads = [asyncio.ensure_future(engine.read(slowly, entered, event)) for _ in range(4)]
     assert await asyncio.to_thread(entered.wait, LONG)
     closing = asyncio.ensure_future(engine.close())
     await soon(lambda: engine._stopped)
     blocked.end()
     event.set()
     assert await asyncio.gather(*commits) == [[0], [1], [2]]
-    assert [found[1] for found in await asyncio.gather(*reads)] == [True] * 4
+    assert await asyncio.gather(*reads) == [True] * 4
     await closing
     assert server.log == [0, 1, 2]
     assert all(each.closed for each in server.connections)

@@ -108,7 +108,7 @@ class ThreadedEngine(SharedEngine):
     Open an engine with `open`, so that all backends of a process on one store share it.
 
     Args:
-        key: Identifies the engine among the open engines of its class.
+        key: Identifies the engine in the table of the open engines of its class.
         place: Where the store is: what `parsed` returned. `str(place)` is in error messages, without the password of a
             URL.
         clock: The clock of this engine and its backends.
@@ -151,7 +151,10 @@ class ThreadedEngine(SharedEngine):
 
     @classmethod
     def parsed(cls, place: Any) -> Any:
-        """Return a place as the engine keeps it: hashable, and with a `str` for messages. It raises for a wrong one."""
+        """Return a place as the engine keeps it, or raise InvalidArgument. By default it is the place that was passed.
+
+        The result is hashable, equal for equal stores, and `str` of it is what messages show.
+        """
         return place
 
     def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
@@ -418,7 +421,7 @@ class ThreadedEngine(SharedEngine):
 
     def _commit(self, session: _Session, batch: list[CommitRequest]) -> None:
         """Apply a group, and set the result or the error of each of its requests."""
-        batch = [request for request in batch if not request.timed_out]  # its caller has been told
+        batch = [request for request in batch if not request.timed_out]  # its caller has an error
         if not batch:
             return
         if len(batch) > 1 and self.not_repeatable and self._has_function(batch):

@@ -36,7 +36,7 @@ class TheirEngine(ThreadedEngine):
         conn.executescript(f"PRAGMA journal_mode = WAL; BEGIN IMMEDIATE; {TABLES} COMMIT")
         return conn
 
-    def begin(self, conn: sqlite3.Connection, *, writes: bool) -> None:
+    def begin(self, conn: sqlite3.Connection, *, writes: bool) -> Any:
         conn.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def stored_fence(self, conn: sqlite3.Connection, key: str, *, lock: bool) -> str | None:
