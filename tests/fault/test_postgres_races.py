@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core._engines.postgres import notifier
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.registry import Registry
@@ -165,8 +167,9 @@ async def _next_of(runner: AgentRunner, run_id: Any, kind: str) -> asyncio.Task[
 
 
 async def test_a_notification_whose_connection_is_terminated_is_sent_again(
-    postgres_server: PostgresServer, postgres_url: str
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notifier, "TEST_EVERY", math.inf)  # which would reconnect the listeners
     async with two(postgres_url) as (one, other):
         run_id = (await one.queue.enqueue("r", "a", {})).run_id
         for number in range(6):
