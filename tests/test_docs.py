@@ -22,6 +22,7 @@ import agent_runtime_core
 from agent_runtime_core import events, queue, state
 from scripts import evidence
 from tests.support.pages import ROOT, SERVERS, DocsError, blocks_of, python_blocks, run_page
+from tests.support.postgres_servers import PostgresServer
 from tests.support.processes import until
 
 SKILL = ROOT / "src" / "agent_runtime_core" / "skill.md"
@@ -118,6 +119,15 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run_page(page.read_text("utf-8"), page.name)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer, page: Path) -> Iterator[str]:
+    """A new database, as the pages also name it after another scheme and without a schema."""
+    name = re.sub(r"\W", "_", page.stem)
+    postgres_server.ask(f"CREATE DATABASE {name}")
+    yield f"{postgres_server.url.removeprefix('postgresql:').rpartition('/')[0]}/{name}"
+    postgres_server.ask(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ LAYERS: list[str] = [
     "errors",
     "_core status",
     "_engines tools config encryption limits portal retry schema",
-    "_journal interfaces queue",
+    "_journal engines interfaces queue",
     "events state persistence llm tracing registry",
     "_execution",
     "runner steps loop",
@@ -71,14 +71,20 @@ ROWS: dict[str, list[str]] = {
         "engine",
         "read_only",
     ],
-    "_engines.postgres": ["schema url", "connection notifier user_transaction", "engine"],
+    "_engines.postgres": [
+        "schema url",
+        "connection",
+        "migration notifier safety_checks user_transaction",
+        "engine",
+        "caller diagnosis",
+    ],
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
         "records",
         "blocking_claims live_claims payload_fields transitions",
         "base",
         "redis_find sqlite_find",
-        "memory postgres_batches redis sqlite",
+        "memory postgres_batches postgres_caller redis sqlite",
         "postgres",
     ],
     "events": ["event", "subscriptions", "base", "memory redis sqlite", "postgres"],
@@ -186,7 +192,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "backup check conformance control doctor erase inspect parser reencrypt runs submit tenants worker",
+        "backup check conformance control doctor erase inspect migrate parser reencrypt runs submit tenants worker",
         "completion main serve",
     ],
 }
@@ -195,34 +201,34 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9174,
-    "runner": 7364,
-    "_execution": 5998,
+    "runner": 7406,
+    "_execution": 6032,
     "persistence": 5900,
     "llm": 3942,
-    "_engines": 5227,
+    "_engines": 6094,
     "_core": 3329,
     "turns": 2990,
     "server": 2952,
-    "cli": 2987,
+    "cli": 3058,
     "integrations": 2553,
-    "queue": 3115,
+    "queue": 3255,
     "_views": 2264,
     "tools": 2244,
     "loop": 1707,
     "planning": 1542,
     "tracing": 1222,
     "steps": 1150,
-    "events": 1071,
+    "events": 1073,
     "inspector": 676,
-    "_journal": 851,
-    "state": 688,
+    "_journal": 915,
+    "state": 690,
     "limits": 341,
-    "errors": 307,
-    "config": 277,
+    "errors": 311,
+    "config": 281,
     "interfaces": 256,
     "orchestrator": 233,
     "portal": 206,
-    "__init__": 174,
+    "__init__": 175,
     "agents": 128,
     "encryption": 90,
     "registry": 116,
@@ -230,6 +236,7 @@ BUDGET: dict[str, int] = {
     "retry": 44,
     "__main__": 8,
     "schema": 3,
+    "engines": 18,
 }
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
@@ -266,7 +273,7 @@ OF_EXTRAS = {
 }
 
 #: What the adapters of other people may import. Each is a promised package.
-FOR_ADAPTERS = {"queue", "events", "state", "errors", "persistence", "testing", "llm", "interfaces"}
+FOR_ADAPTERS = {"queue", "events", "state", "engines", "errors", "persistence", "testing", "llm", "interfaces"}
 
 
 def order(rows: list[str]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def started_postgres() -> Iterator[str]:
         if user:
             shutil.chown(folder, "postgres", "postgres")
         data = f"{folder}/data"
-        initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--locale=C.UTF-8"]
+        initdb = [str(programs / "initdb"), "-D", data, "-A", "trust", "-U", "postgres", "--locale=C.UTF-8"]
         subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd="/", **user)
         server = subprocess.Popen(
             [programs / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", ""],

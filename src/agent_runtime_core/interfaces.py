@@ -429,7 +429,7 @@ class RunContext(Protocol):
         """Run the plain function `fn(conn, *args)` as a step that commits together with its own record.
 
         Raises:
-            NotSupported: The state store is not on SQLite.
+            NotSupported: The state store is not on SQLite or PostgreSQL.
         """
 
     async def now(self, *, key: str | None = None) -> datetime:

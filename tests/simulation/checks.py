@@ -191,13 +191,18 @@ class Watch:
         self.owner[run], self.owner_host[run] = row.claim_id, HOST.get()
 
     def _idle(self, row: RunRow) -> None:
-        """A run whose holder died is picked up within lease + poll by whoever is there."""
+        """A run whose holder died is picked up within lease + poll by whoever is there.
+
+        A worker whose store was away is there one interval after it has found that it answers; a process that is known
+        to have ended is not waited for.
+        """
         world, host = self.world, self.owner_host[row.run_id]
-        died, there = world.died.get(host), world.workers_since()
+        known = world.liveness and world.kind == "sqlite"
+        died, there = world.died.get(host), world.workers_since(take_over=not known)
         if died is None or there is None or row.origin:
             return
         held = max(died, self.claimed_at[self.owner[row.run_id]])
-        free = held + (0 if world.liveness and world.kind == "sqlite" else world.lease)
+        free = held + (0 if known else world.lease)
         # What ran in place is nobody else's until it is cancelled.
         anyones = self.cancelled.get(row.run_id, 0.0) if self.rows[row.run_id].origin else 0.0
         due = max(free, there, anyones) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
@@ -246,7 +251,7 @@ class Watch:
             self.wrong(f"run {row.run_id} was put off by {host} at {at:.3f} s and is claimed late, due by {due:.3f}")
 
     def timed_out(self, limit: Duration, began: float) -> None:
-        """A wait in memory ends when one of the clocks says so, and soon after."""
+        """A wait in memory ends when one of the clocks says so, and soon after; in an outage, soon after that."""
         world, host = self.world, HOST.get()
         clock, now = world.labels[host].clock, world.loop.now
         since = max(began, world.woke.get(host, 0.0))
@@ -257,7 +262,7 @@ class Watch:
             ends.append(max(now - late, since, world.stepped.get(host, 0.0)))
         if not ends:
             self.wrong(f"a wait on {host} ends early by both clocks")
-        elif now > min(ends) + clock.wall_check + SLACK:
+        elif now > max(min(ends), world.away.get(host, 0.0)) + clock.wall_check + SLACK:
             self.wrong(f"a wait on {host} that was over at {min(ends):.3f} s ends now")
 
     def _settle(self, run: str, how: RunUpdate, row: RunRow) -> None:

@@ -10,7 +10,7 @@ from agent_runtime_core._execution.mailbox import message_of
 from agent_runtime_core._journal.record import DONE
 from agent_runtime_core.events.event import Event
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.queue.records import LIVE, MESSAGE, RunFilter, RunRow
+from agent_runtime_core.queue.records import ABANDONED, CANCELLED_BY_CALLER, LIVE, MESSAGE, RunFilter, RunRow
 
 from .plans import RunPlan
 from .script import expected, payload_of, read_effects
@@ -18,8 +18,11 @@ from .script import expected, payload_of, read_effects
 if TYPE_CHECKING:
     from .scenarios import Play
 
-#: Ways a run that was not cancelled may fail for: what the scenario itself puts in.
-INJECTED = {"StepExecutionError", "StorageBusy", "RunFailed"}
+#: Ways a run that was not cancelled may fail for: what the scenario itself puts in. An outage fails none.
+INJECTED = {"StepExecutionError", "RunFailed"}
+
+#: Reasons of runs that were cancelled by somebody without a claim.
+FROM_OUTSIDE = {CANCELLED_BY_CALLER, ABANDONED}
 
 #: Ways a run that pays may fail for besides.
 DOUBTED = {"StepInDoubt", "EffectAlreadyDone"}
@@ -70,7 +73,7 @@ class Rest:
         """Whoever cancelled a run from outside may have died between two engines: who asks once more has all told."""
         if self.apart:
             for run, row in rows.items():
-                if row.status == "cancelled" and row.reason == "cancel":
+                if row.status == "cancelled" and row.reason in FROM_OUTSIDE:
                     await self.runner.cancel(run)
 
     async def _check_effects(self, rows: dict[str, Any]) -> None:
@@ -91,7 +94,7 @@ class Rest:
         if (told.status, told.final_output) != (result.status, result.final_output):
             watch.wrong(f"run {plan.run_id} is {result}, its caller was told {told}")
         followed = self.play.followed.get(plan.run_id)
-        if followed is not None and self.apart and row.reason == "cancel":
+        if followed is not None and self.apart and row.reason in FROM_OUTSIDE:
             events = events[: len(followed)]  # who cancels from outside tells the queue first
         if followed is not None and [_told(e) for e in followed] != [_told(e) for e in events]:
             watch.wrong(

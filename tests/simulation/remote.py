@@ -348,9 +348,14 @@ class SimRemoteEngine(Bells, Engine):
         return Message(
             partial(self.server.arrive, self.host, there),
             lambda: _tell(request, there.result, there.error),
-            lambda: _tell(request, None, StorageBusy(UNKNOWN)),
+            lambda: self._fail(request),
             request.ops,
         )
+
+    def _fail(self, request: CommitRequest) -> None:
+        if request.future is not None or request.done is not None:
+            self.world.failed(self.host, self.place)
+        _tell(request, None, StorageBusy(UNKNOWN))
 
     def _die_at(self, message: Message) -> None:
         """The host dies before it has sent this, once it has, or when it hears of the outcome."""
@@ -375,10 +380,12 @@ class SimRemoteEngine(Bells, Engine):
         """For the beat, which has a thread and a connection of its own."""
         world, faults = self.world, self.world.faults
         if self._closed or world.loop.now < self._up_at or world.chance.random() < faults.lost + faults.cut:
+            world.failed(self.host, self.place)
             raise StorageBusy("the simulated server was not reached")
         request = CommitRequest(guard, [self._relative(op) for op in ops])
         self.server.arrive(self.host, request)
         if world.chance.random() < faults.unanswered + faults.cut:
+            world.failed(self.host, self.place)
             raise StorageBusy(UNKNOWN)
         return answer_of(request)
 
@@ -394,13 +401,12 @@ class SimRemoteEngine(Bells, Engine):
         self._ensure_open()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         seen: list[Any] = []
-        self._send(
-            Message(
-                lambda: seen.append(self.server.look(fn, args)),
-                lambda: answer(future, *seen[0]),
-                lambda: answer(future, None, StorageBusy("the connection to the simulated server broke")),
-            )
-        )
+
+        def fail() -> None:
+            self.world.failed(self.host, self.place)
+            answer(future, None, StorageBusy("the connection to the simulated server broke"))
+
+        self._send(Message(lambda: seen.append(self.server.look(fn, args)), lambda: answer(future, *seen[0]), fail))
         return await future
 
     def lease_now(self) -> float:

@@ -105,7 +105,7 @@ class SimMemoryEngine(Bells, Tables):
     """One host's engine on the tables that all hosts share."""
 
     def __init__(self, clock: Clock, world: World, place: str) -> None:
-        self.wire = Wire(world, self.land)
+        self.wire = Wire(world, place, self.land)
         super().__init__(clock, world, place)
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
@@ -193,7 +193,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
 
     def __init__(self, clock: Clock, world: World, place: str) -> None:
         self.world, self.place = world, place
-        self.wire = Wire(world, self.land)
+        self.wire = Wire(world, place, self.land)
         self._reader: sqlite3.Connection | None = None
         super().__init__(str(world.file(place)), "normal", clock)
         if not world.liveness:

@@ -83,8 +83,8 @@ class Faults:
 class Wire:
     """The way of one host's commits to the store and back, in order."""
 
-    def __init__(self, world: World, land: Callable[[list[CommitRequest]], None]) -> None:
-        self.world, self._land = world, land
+    def __init__(self, world: World, place: str, land: Callable[[list[CommitRequest]], None]) -> None:
+        self.world, self._place, self._land = world, place, land
         self._host = HOST.get()
         self._inbox: list[CommitRequest] = []
         self._replied = 0.0
@@ -102,6 +102,8 @@ class Wire:
     def at_once(self, request: CommitRequest) -> list[Any]:
         """For the beat, which has a thread of its own."""
         self._carry([request])
+        if isinstance(request.error, StorageBusy):
+            self.world.failed(self._host, self._place)
         return answer_of(request)
 
     def now(self, request: CommitRequest) -> bool:
@@ -148,6 +150,8 @@ class Wire:
             dice = chance()
             if dice < (faults.lost if waits else faults.dropped):
                 request.error = StorageBusy("the simulated store did not get it")
+                if waits:
+                    world.failed(self._host, self._place)
                 world.trace("lost", request.ops)
                 world.unanswered(request.ops)
                 continue
@@ -166,6 +170,7 @@ class Wire:
             if request.error is None:
                 world.trace("unanswered", request.ops)
                 request.result, request.error = None, StorageBusy("the simulated store did not answer")
+                world.failed(self._host, self._place)
                 world.unanswered(request.ops)
 
 

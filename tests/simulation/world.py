@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.interfaces import AgentRuntime
+from agent_runtime_core.queue.live_claims import DEFERRED_INTERVALS
 from tests.simulation.checks import Watch
 
 from .hosts import Host
@@ -68,6 +69,8 @@ class World:
         self.naps: dict[str, tuple[float, float]] = {}  # of a host: when its machine last fell asleep, and woke up
         self.stepped: dict[str, float] = {}  # when the wall clock of a host last jumped
         self.reachable: dict[str, float] = {}
+        self.away: dict[str, float] = {}  # when a call of a host last failed at a store
+        self.busy: dict[str, float] = {}  # the same at the store of the queue
         self.outside = contextvars.copy_context()
         self.outside.run(HOST.set, "")
         self.lines: deque[tuple[float, str, str, Any]] = deque(maxlen=TRACE_LINES)
@@ -213,6 +216,8 @@ class World:
             self.naps[host.label] = since, self.loop.now
         self.loop.resume_host(host.label)
         self.woke[host.label] = self.loop.now
+        if host.label in self.busy:  # perhaps what failed while it was stopped fails for it now
+            self.busy[host.label] = self.loop.now
         host.up_since = self.loop.now
 
     def cut(self, host: Host, seconds: float) -> None:
@@ -221,12 +226,22 @@ class World:
             if isinstance(engine, SimRemoteEngine) and host.alive:
                 self.trace("cut off", host.label)
                 engine.cut(seconds)
-                self.reachable[host.label] = self.loop.now + seconds
+                # A shorter cut does not end a longer one.
+                self.reachable[host.label] = max(self.reachable.get(host.label, 0.0), self.loop.now + seconds)
 
-    def workers_since(self) -> float | None:
-        """Since when some worker has been up, and able to get to its store, without a break."""
+    def workers_since(self, *, take_over: bool) -> float | None:
+        """Since when some worker has been up, and able to get to its store, without a break.
+
+        With `take_over`, since when it may take over leases. It may not for `DEFERRED_INTERVALS` after it has found
+        that the store answers again, and it calls the store once in an interval at least.
+        """
+        deferred = (1 + DEFERRED_INTERVALS) * self.lease / 3
         since = [
-            max(host.up_since, self.reachable.get(host.label, 0.0))
+            max(
+                host.up_since,
+                self.reachable.get(host.label, 0.0),
+                self.busy[host.label] + deferred if take_over and host.label in self.busy else 0.0,
+            )
             for host in self.hosts.values()
             if host.name.startswith("worker") and host.up_since is not None and host.label not in self.loop.stopped
         ]
@@ -262,6 +277,12 @@ class World:
         topics = self._bells.pop((label, place), set())
         if host.label == label and host.alive:
             host.engines[place].hear(topics)
+
+    def failed(self, label: str, place: str) -> None:
+        """A call of a host has failed at that place, as during an outage."""
+        self.away[label] = self.loop.now
+        if place == self.layout[0]:
+            self.busy[label] = self.loop.now
 
     def unanswered(self, ops: Sequence[Op]) -> None:
         """A claim that never came costs a poll, one that nobody heard of is nobody's until its lease is over."""

@@ -16,7 +16,7 @@ a block directs it:
     <!-- docs: file NAME -->          write it to the file NAME and do not run it
     <!-- docs: setup FILE -->         first run FILE, a path from the root of the repository, in the namespace
     <!-- docs: needs redis -->        run it with a real server as localhost:6379, or only compile it if there is none
-    <!-- docs: needs postgres -->     the same with a database as postgresql://localhost/app
+    <!-- docs: needs postgres -->     the same with a new database as postgresql://localhost/app
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from typing import cast
 from tests.support.redis_servers import free_port
 
 ROOT = Path(__file__).parents[2]
-#: The URL of a server on the pages, for each kind.
-SERVERS = {"redis": "redis://localhost:6379/0", "postgres": "postgresql://localhost/app"}
+#: The server on the pages, for each kind.
+SERVERS = {"redis": "redis://localhost:6379/0", "postgres": "//localhost/app"}
 PORT = "127.0.0.1:8000"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
 #: Languages of blocks that show something and are not run.

@@ -414,7 +414,7 @@ async def test_a_transaction_needs_another_store() -> None:
     async def transacts(ctx: Any) -> Any:
         return await ctx.transaction("add", lambda conn: 1)
 
-    with pytest.raises(NotSupported, match=r"in memory: ctx.transaction needs the journal on SQLite"):
+    with pytest.raises(NotSupported, match=r"in memory: ctx.transaction needs the journal on SQLite or PostgreSQL"):
         await crashed(transacts)
 
 

@@ -435,7 +435,7 @@ async def test_a_caller_that_is_half_deleted_while_its_child_joins_leaves_no_row
 # -- a fork and a deletion at the same time
 
 
-async def forked_while_deleted(runner: AgentRunner, n: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+async def forked_while_deleted(runner: AgentRunner, n: int, after: str | None, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Fork a run that is deleted before the n-th access to the stores. Return whether there were so many."""
     left, source = n, await runner.queue.require(f"r{n}")
 
@@ -455,22 +455,23 @@ async def forked_while_deleted(runner: AgentRunner, n: int, monkeypatch: pytest.
         for backend in (runner.queue, runner.state_store):
             patch.setattr(backend, "read", counted(backend.read))
         try:
-            await runner.fork(source.run_id, "first", new_run_id=f"fork{n}")
+            await runner.fork(source.run_id, after, new_run_id=f"fork{n}")
         except (UnknownRun, InvalidArgument):
             assert await runner.queue.row(f"fork{n}") is None
     return left <= 0
 
 
+@pytest.mark.parametrize("after", ["first", None])
 @pytest.mark.parametrize("engines", [1, 3])
 async def test_a_fork_of_a_run_that_is_deleted_meanwhile_pays_no_second_time(
-    engines: int, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: int, after: str | None, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     firm = Firm()
     firm.lazy |= {"manager", "payer"}  # their rows would be kept with them
     async with firm_of(place, firm) if engines == 1 else on_three_engines(tmp_path, *firm.scripts) as runner:
         n = 1
         await submitted(runner, "r1")
-        while await forked_while_deleted(runner, n, monkeypatch):
+        while await forked_while_deleted(runner, n, after, monkeypatch):
             n += 1
             await submitted(runner, f"r{n}")
         await work(runner)

@@ -10,6 +10,7 @@ from agent_runtime_core import AgentRunner, RunnerConfig, StepExecutor, ToolCall
 from agent_runtime_core._core import clock, ids, validation
 from agent_runtime_core._core.codec import json, tagged
 from agent_runtime_core._engines import commit_request, threaded
+from agent_runtime_core._engines.postgres.user_transaction import STATEMENT_SECONDS
 from agent_runtime_core._engines.redis import engine as redis
 from agent_runtime_core._engines.redis import url
 from agent_runtime_core._engines.sqlite import engine as sqlite
@@ -91,7 +92,8 @@ CODE: Final[dict[str, float]] = {
     "Commit on Redis": redis.COMMIT_TIMEOUT,
     "Commit on PostgreSQL": threaded.COMMIT_TIMEOUT,
     "Read or write of a store in plain files": files.PATIENCE,
-    "SQL of one `ctx.transaction`": user_transaction.SQL_LIMIT,
+    "SQL of one `ctx.transaction` on SQLite": user_transaction.SQL_LIMIT,
+    "One statement of a `ctx.transaction` on PostgreSQL": STATEMENT_SECONDS,
     "Call of a trace sink": tracer.CALL_TIMEOUT,
     "Connection to a model provider": Timeouts.connect,
     "Begin of a model's answer": Timeouts.first_byte,

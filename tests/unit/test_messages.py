@@ -725,7 +725,7 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.transaction("t", plain)),
-        ("ctx.transaction needs the journal on SQLite. Use AgentRunner.open('agents.db'), or a SQLiteStateStore"),
+        "ctx.transaction needs the journal on SQLite or PostgreSQL. Use AgentRunner.open('agents.db'), or ctx.step",
         about="ctx.transaction",
         fix="AgentRunner.open('agents.db')",
     ),

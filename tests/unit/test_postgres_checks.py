@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from agent_runtime_core import AgentRunner
-from agent_runtime_core._engines.postgres import safety_checks
+from agent_runtime_core._engines.postgres import notifier, safety_checks
 from agent_runtime_core._engines.postgres.safety_checks import IsStandby, check, findings
 from agent_runtime_core._engines.postgres.url import postgres_place
 from agent_runtime_core.errors import StorageBusy, StorageError, UnsafePostgres
 from tests.support.cases import for_each
 from tests.support.postgres_servers import PostgresServer
+from tests.support.runs import soon
 
 SAFE = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "synchronous_standby_names": "",
@@ -202,3 +205,26 @@ async def test_a_refused_connection_is_not_repeated(
             with pytest.raises(StorageError, match=f"refused the connection .*{why}") as caught:
                 await act()
             assert "secret" not in str(caught.value)
+
+
+@pytest.mark.postgres
+@for_each(
+    ("listen_url", "why"),
+    [
+        ("", "the URL has pooler=1 and no listen_url=.*A pooler such as PgBouncer does that: add listen_url="),
+        ("&listen_url=postgresql://127.0.0.1:1/x", "Connection refused.*They are sent again when it answers"),
+    ],
+)
+async def test_a_store_without_notifications_is_polled_and_that_is_logged_once(
+    listen_url: str, why: str, postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "POLL", 0.001)
+    caplog.clear()
+    async with AgentRunner.open(f"{postgres_url}&pooler=1{listen_url}") as runner:
+        engine: Any = runner.queue.commits
+        woken = itertools.count()
+        stop = engine.listen("any topic", lambda: next(woken))
+        await soon(lambda: next(woken) > 20)
+        stop()
+    [warning] = [each.getMessage() for each in caplog.records if "no notifications" in each.getMessage()]
+    assert re.search(why, warning)

@@ -20,7 +20,8 @@ from agent_runtime_core import AgentRunner
 from agent_runtime_core._engines.postgres import diagnosis
 from agent_runtime_core._engines.postgres.migration import migrate_store
 from tests.support.command_line import Commands
-from tests.support.postgres_servers import HOST, PostgresServer, missing
+from tests.support.postgres_servers import PostgresServer, missing
+from tests.support.redis_servers import HOST
 
 pytestmark = pytest.mark.postgres
 
@@ -38,8 +39,9 @@ def run(capsys: pytest.CaptureFixture[str], postgres_url: str) -> Commands:
 def found(run: Commands, status: str) -> list[str]:
     """Return what the checks of the server with this status say."""
     checks = run.json("doctor")["checks"]
-    return [f"{each['detail']}. {each['fix']}" for each in checks
-            if (each["check"], each["status"]) == ("postgres", status)]  # fmt: skip
+    return [
+        f"{each['detail']}. {each['fix']}" for each in checks if (each["check"], each["status"]) == ("postgres", status)
+    ]
 
 
 def test_a_sound_store(run: Commands, postgres_url: str) -> None:

@@ -138,6 +138,19 @@ async def test_a_role_without_rights_on_the_schema_is_told_who_grants_them(role:
                 await runner.runs()
 
 
+async def test_a_role_without_rights_on_a_table_is_told_who_grants_them(
+    role: str, postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    migrate_store(postgres_url, role=role)
+    postgres_server.ask(f'REVOKE INSERT ON {schema_of(postgres_url)}.mail FROM "{role}"')
+    async with opened(of(role, postgres_url)) as runner:
+        await runner.submit("steps", {"params": {}}, run_id="r")
+        with pytest.raises(StorageOutdated, match=r"permission denied for table mail.*agent-runtime migrate .* --role"):
+            await runner.signal("r", "go")
+        migrate_store(postgres_url, role=role)
+        await runner.signal("r", "go")
+
+
 @pytest.mark.parametrize("read_only", [True, False])
 async def test_a_newer_schema_is_refused(read_only: bool, postgres_url: str, postgres_server: PostgresServer) -> None:
     migrate_store(postgres_url)
@@ -255,8 +268,10 @@ async def test_the_promised_views(postgres_url: str, postgres_server: PostgresSe
         "waiting", "run_key, waits_for, name, blocked, concurrency_key, open_questions, waited IS NULL", "1"
     ) == [("asking", "approval", "pay", False, None, 1, False), ("behind", None, None, True, "k", 0, False)]
     assert rows("counts", "agent, tenant, status, runs", "1, 2, 3") == [
-        ("steps", "", "pending", 3), ("steps", "", "waiting", 1), ("steps", "acme", "succeeded", 1),
-    ]  # fmt: skip
+        ("steps", "", "pending", 3),
+        ("steps", "", "waiting", 1),
+        ("steps", "acme", "succeeded", 1),
+    ]
 
 
 def test_the_command(role: str, postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Claims and durations survive a machine that is suspended, and a wall clock that somebody sets."""
+"""Claims and durations survive a machine that is suspended, an outage, and a wall clock that somebody sets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from agent_runtime_core._core.clock import Clock, Duration
 from agent_runtime_core._core.ids import run_uuid
+from agent_runtime_core._engines.outages import StoreOutage
+from agent_runtime_core._engines.payloads import Payloads
 from agent_runtime_core.errors import RunBusy, StorageBusy, WaitTimeout
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.live_claims import AGAIN, DEFERRED_INTERVALS, LATE
@@ -179,6 +181,133 @@ async def test_a_suspend_ends_neither_the_heartbeat_of_a_run_nor_its_time_limit(
         assert len(rig.runner.heartbeat._alive()) == 1
         work.ends.set()
         assert (await going).status is RunStatus.SUCCEEDED
+
+
+async def test_a_claim_with_a_new_id_and_an_old_lease_is_not_taken_from_itself(place: Path | None) -> None:
+    clock, work, attempts = VirtualClock(), Work(), list[int]()
+
+    async def body(ctx: Any) -> Any:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            clock.advance(LEASE - 1)
+            raise ConnectionError
+        return await work.body(ctx)
+
+    async with Rig(place, clock, **SETTINGS, max_retries=2, retry_backoff_base=0) as rig:
+        rig.register(body)
+        going = asyncio.ensure_future(rig.go(body, recover="worker"))
+        await until(work.inside)
+        clock.advance(2)
+        assert await claims(rig.runner) == []
+        row = await rig.runner.queue.row("r")
+        assert row is not None
+        assert (row.crashes, row.lease_until) == (0, clock.boot() + LEASE)
+        work.ends.set()
+        assert (await going).status is RunStatus.SUCCEEDED
+        assert attempts == [1, 2]
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+async def test_after_an_outage_no_lease_is_taken_over_for_an_interval(place: Path | None, encoded: bool) -> None:
+    """It begins when the store is found to answer, also by a process that has no worker."""
+    clock = VirtualClock()
+    async with Rig(place, clock, **SETTINGS) as rig:
+        queue, another = rig.runner.queue, rig.another(worker_id="other")
+        if encoded:
+            queue.payloads = another.queue.payloads = Payloads(Opened())
+        rig.register(Work().body)
+        await rig.runner.submit("script", run_id="r")
+        assert await claims(another) == ["r"]
+        clock.advance(LEASE + 1)
+        StoreOutage.of(queue.commits, clock).noticed(StorageBusy("away"))
+        clock.advance(LEASE)
+        with pytest.raises(RunBusy):
+            await rig.runner.execute("script", "r", if_running="raise")
+        clock.advance(DEFERRED_INTERVALS * LEASE / 3 - 0.1)
+        assert await claims(rig.runner) == []
+        clock.advance(0.2)
+        assert await claims(rig.runner) == ["r"]
+
+
+class Opened:
+    """A codec that changes nothing."""
+
+    def encode(self, text: str, *, context: str) -> str:
+        return text
+
+    def decode(self, text: str, *, context: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize("call", ["row of a worker", "execute"])
+async def test_a_commit_without_a_heartbeat_ends_an_outage(call: str) -> None:
+    async with executing(None) as (rig, clock, _):
+        runner = rig.runner
+        outage = StoreOutage.of(runner.queue.commits, clock)
+        outage.noticed(StorageBusy("away"))
+        assert outage.since is not None
+        match call:
+            case "row of a worker":
+                await runner._process.renew()
+            case "execute":
+                with pytest.raises(RunBusy):
+                    await runner.execute("script", "r", if_running="raise")
+        assert outage.since is None
+
+
+async def test_code_does_not_see_an_outage_that_outlasts_its_lease_between_two_heartbeats(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, caught = list[int](), list[BaseException]()
+    failures = 0
+    async with Rig(place, None, **SETTINGS) as rig:
+        clock, engine = rig.clock, rig.runner.queue.commits
+        commit = engine.commit
+
+        async def slow(guard: Any, ops: Any) -> Any:
+            nonlocal failures
+            if failures and any(op.name == "journal.append" for op in ops):
+                failures -= 1
+                clock.advance(LEASE)  # type: ignore[attr-defined]
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        async def work() -> str:
+            nonlocal failures
+            failures = 0 if ran else 2
+            ran.append(1)
+            return "done"
+
+        async def body(ctx: Any) -> Any:
+            try:
+                return await ctx.step("work", work)
+            except Exception as error:  # noqa: BLE001 - as code of users does
+                caught.append(error)
+                raise RuntimeError("the step has failed") from None
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        monkeypatch.setattr(engine, "commit", slow)
+        assert await rig.runner.run_once()
+        row = await rig.runner.queue.require("r")
+        assert (row.status, row.failures, row.attempt) == ("succeeded", 0, 1)
+        assert (len(ran), caught) == (2, [])
+
+
+async def test_a_run_that_is_abandoned_can_be_cancelled_after_an_outage() -> None:
+    """The process that cancels it has no worker, and executes nothing."""
+    clock = VirtualClock()
+    async with Rig(None, clock, **SETTINGS) as rig:
+        runner = rig.runner
+        await runner.submit("script", run_id="r")
+        assert await claims(rig.another()) == ["r"]
+        clock.advance(LEASE + 1)
+        StoreOutage.of(runner.queue.commits, clock).noticed(StorageBusy("away"))
+        await runner.cancel("r")
+        assert (await runner.get_run("r")).status is RunStatus.RUNNING
+        clock.advance(DEFERRED_INTERVALS * LEASE / 3)
+        await runner.cancel("r")
+        assert (await runner.get_run("r")).status is RunStatus.CANCELLED
 
 
 # A program of its own: the code that is left behind would end in the middle of other tests.

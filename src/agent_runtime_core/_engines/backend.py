@@ -23,6 +23,7 @@ from .base import Backend, Engine, Guard, Op, OperationSet
 from .memory import MemoryEngine
 from .shared_engine import SharedEngine
 from .sqlite.engine import SQLiteEngine
+from .threaded import ThreadedEngine
 
 DEFAULT_PATH = "agent_runtime.db"
 
@@ -54,7 +55,8 @@ class OnEngine:
 
     operation_sets: ClassVar[OperationSets]
     reads: ClassVar[Reads] = {}
-    rewrites = copies = True
+    rewrites: ClassVar[bool] = True
+    copies: ClassVar[bool] = True
     engine: Any
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
@@ -117,3 +119,47 @@ class SQLiteBackend(OnEngine, Backend):
             raise must("path and db_path", "not both be passed", got, "Pass path alone")
         where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
         hold_shared(self, engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock))
+
+
+class EngineBackend(OnEngine, Backend):
+    """The base class of a backend on your own `ThreadedEngine`, in front of `RunQueue`, `EventBus` or `StateStore`.
+
+    Your class sets `engine_class`, `operation_sets` and `reads`. The backends of a process that are opened at one place
+    share one engine, which the last `close` closes.
+
+    Args:
+        place: Where the store is; see `ThreadedEngine.open`.
+        engine: An open engine, in place of `place`.
+        clock: The clock of a new engine.
+        **options: Arguments of the other base class, such as `max_retries` of a queue.
+
+    Raises:
+        UnknownSetting: if no base class has one of the options.
+    """
+
+    #: The class of the engine.
+    engine_class: ClassVar[type[ThreadedEngine]]
+    #: The operations of this backend.
+    operation_sets: ClassVar[OperationSets] = ()
+    #: Functions by what `read` is asked for. Each gets a connection in a transaction, and the arguments.
+    reads: ClassVar[Reads] = {}
+    rewrites = copies = False
+    engine: ThreadedEngine
+
+    def __init__(
+        self, place: Any = None, *, engine: ThreadedEngine | None = None, clock: Clock = SYSTEM, **options: Any
+    ) -> None:
+        with known_options(type(self), options):
+            cast(Any, super()).__init__(clock=getattr(engine, "clock", clock), **options)
+        if engine is None and place is None:
+            raise must("place", "be passed", Shown("none"), "Pass the path or URL of the store")
+        cls = self.engine_class
+        hold_shared(self, engine, lambda: cls.open(place, clock=clock))
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Any:
+        """Listen on the engine if it hears other processes; else as the other base class does, which polls."""
+        return self.engine.listen(topic, wake) or cast(Any, super(OnEngine, self)).listen(topic, wake)
+
+    def lease_now(self) -> float:
+        """Return the time on the clock that leases are measured by: the engine's."""
+        return self.engine.lease_now()

@@ -44,6 +44,17 @@ class NotApplied(Exception):
     """Raised by a replay: this write was not applied before."""
 
 
+class FunctionFailed(Exception):
+    """What a user's function raised inside of a commit. The engine raises `error` to its caller, and repeats nothing.
+
+    Without it, an engine takes an error of the user's own statements, or a failed connection to another server, for an
+    error of the store.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class Batch(NamedTuple):
     """Applies commits of one shape, at most one for each run, with as few statements as possible.
 

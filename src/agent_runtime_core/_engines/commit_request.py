@@ -153,8 +153,8 @@ class PendingCommits:
     """
 
     __slots__ = (
-        "_first", "_moved_at", "_on_idle", "_store", "_timeout", "commit_now", "loop", "on_answer", "waiting",
-        "watched",
+        "_first", "_moved_at", "_on_idle", "_store", "_timeout", "commit_now", "is_slow", "loop", "on_answer",
+        "waiting", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -165,6 +165,7 @@ class PendingCommits:
         self.watched: bool = False
         self.on_answer: Callable[[], object] | None = None  # called after each answer
         self.commit_now: Callable[[CommitRequest], bool] | None = None  # see `LoopBatch.commit_now`
+        self.is_slow: Callable[[], bool] | None = None  # whether callers wait for a function of a user
         self._first: CommitRequest | None = None  # was the first in line when the timer last looked
         self._moved_at = -math.inf  # loop time at which the store last answered, or got its first request
         self._store = store
@@ -191,6 +192,8 @@ class PendingCommits:
         first = self._first
         # A request that ended because the store does not answer is no answer.
         if first is not None and (first.result is not None or not isinstance(first.error, StorageBusy | None)):
+            self._moved_at = now
+        if self.is_slow is not None and self.is_slow():
             self._moved_at = now
         late = tuple(self.waiting.items()) if self._moved_at + timeout < now else ()
         for request, since in late:

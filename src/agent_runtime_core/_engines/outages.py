@@ -32,6 +32,7 @@ class StoreOutage:
         since: Monotonic time at which the store was first found to be away; None while it answers.
         failed_at: Monotonic time of the last failure; -1 without one.
         is_full: It is away because it is full: it answers reads, and is back when it has written something.
+        ended_at: Monotonic time at which the store was last found to answer again; -inf without an outage.
     """
 
     _of: ClassVar[WeakKeyDictionary[Any, StoreOutage]] = WeakKeyDictionary()
@@ -41,13 +42,17 @@ class StoreOutage:
         self.since: float | None = None
         self.failed_at: float = -1.0
         self.is_full: bool = False
+        self.ended_at: float = float("-inf")
         self._name, self._clock = name, clock
-        self._ended_at = float("-inf")  # monotonic time of the end of the last outage
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
-        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location."""
+        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location.
+
+        All that use one engine share them: the engine itself, its backends, and what encodes their commits.
+        """
+        store = getattr(store, "engine", store)
         with cls._of_lock:
             found = cls._of.get(store)
             if found is None:
@@ -63,7 +68,7 @@ class StoreOutage:
             if self.since is not None:
                 return
             self.since = self.failed_at
-            again = self.since - self._ended_at < _SOON
+            again = self.since - self.ended_at < _SOON
         log.error(
             "store %s is not available%s, and its runs wait for it: %s",
             self._name,
@@ -83,7 +88,7 @@ class StoreOutage:
         with self._lock:
             if self.since is None or (self.is_full and not wrote):
                 return
-            self._ended_at = self._clock.monotonic()
-            seconds, self.since = self._ended_at - self.since, None
+            self.ended_at = self._clock.monotonic()
+            seconds, self.since = self.ended_at - self.since, None
             self.is_full = False
         log.info("store %s answers again after %.1f s", self._name, seconds)

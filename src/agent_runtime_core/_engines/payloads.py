@@ -267,6 +267,11 @@ class EncodingCommitter:
         #: contents, and a codec encodes the same text differently each time.
         self._unconfirmed: dict[int, tuple[Op, Op]] = {}
 
+    @property
+    def engine(self) -> Any:
+        """The engine, or the backend that commits by itself."""
+        return self._target
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
         match name:  # a third party's backend may have neither

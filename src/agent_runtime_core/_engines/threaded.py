@@ -17,15 +17,29 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
-from .._core.clock import Clock
+from .._core.clock import SYSTEM, Clock
+from .._core.log import log
 from .._core.per_loop import PerLoop, call_in_loop
 from .._core.threads import started
+from .._core.validation import redacted_url
 from ..errors import LeaseLost, NotSupported, StorageBusy, StorageClosed, StorageError
-from .base import FENCE_OPS, FENCE_REPLAYS, MARK, Batch, Guard, NotApplied, Op, OperationSet, Outcome, moved
+from .base import (
+    FENCE_OPS,
+    FENCE_REPLAYS,
+    MARK,
+    Batch,
+    FunctionFailed,
+    Guard,
+    NotApplied,
+    Op,
+    OperationSet,
+    Outcome,
+    moved,
+)
 from .commit_request import CommitRequest, LoopBatch, PendingCommits, resolve_all, wait_in_thread
-from .shared_engine import SharedEngine
+from .shared_engine import Process, SharedEngine
 
 COMMIT_TIMEOUT: Final = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 MOST_TOGETHER: Final = 64  # commits of one transaction
@@ -53,7 +67,8 @@ class ThreadedTx:
 
     Attributes:
         engine: The engine.
-        conn: What `ThreadedEngine.connect` returned. What `begin` returned is passed to a subclass as `began`.
+        conn: What `ThreadedEngine.connect` returned.
+        now: The time of the server, if `ThreadedEngine.begin` returns it; see `ThreadedEngine.server_clock`.
         notified: The topics whose listeners are woken after the commit.
         repeats: Whether the operation may have been applied before, in a commit whose reply was lost.
     """
@@ -61,6 +76,7 @@ class ThreadedTx:
     def __init__(self, engine: Any, conn: Any, began: Any = None) -> None:
         self.engine: Any = engine
         self.conn: Any = conn
+        self.now: float = began if isinstance(began, float) else 0.0
         self.notified: set[str] = set()
         self.repeats: bool = False
 
@@ -84,23 +100,65 @@ class ThreadedTx:
 class ThreadedEngine(SharedEngine):
     """The base class of an engine on a driver whose calls block.
 
-    You define `connect`, `begin`, `end`, `roll_back`, `disconnect`, the fences, `is_lost`, `is_conflict` and
-    `translate`. The class brings the threads, the order of commits, groups, repeats, guards, reads, listening in this
-    process, and `close`.
+    A subclass defines `connect`, `begin`, `stored_fence`, `store_fence`, `is_lost` and `is_conflict`, and sets
+    `driver_errors`. It overrides `end`, `roll_back` and `disconnect` if the connection has no `commit()`, `rollback()`
+    and `close()`. The class brings the threads, the order of commits, groups, repeats after a lost connection, guards,
+    reads, listening in this process, and `close`.
+
+    Open an engine with `open`, so that all backends of a process on one store share it.
 
     Args:
         key: Identifies the engine among the open engines of its class.
-        name: The location in error messages, without a password.
+        place: Where the store is: what `parsed` returned. `str(place)` is in error messages, without the password of a
+            URL.
         clock: The clock of this engine and its backends.
     """
 
+    kind = "custom"
+    #: The base classes of the errors of the driver.
+    driver_errors: ClassVar[tuple[type[BaseException], ...]] = ()
+
+    #: Whether leases are measured by the clock of the server, which `begin` returns: several machines share the server.
+    #: The queue then uses `ServerLeases`.
+    server_clock: ClassVar[bool] = False
     #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
     buffer_delay: float = 0.002
     #: The class of the transactions.
     transaction_class: ClassVar[type[ThreadedTx]] = ThreadedTx
 
-    def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
-        super().__init__(key, name, clock)
+    _open: ClassVar[dict[Any, Any]] = {}
+    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._open, cls._open_lock = {}, threading.Lock()
+
+    @classmethod
+    def open(cls, place: Any, *, clock: Clock = SYSTEM) -> Self:
+        """Return the open engine of this process at a place, or open it. It does not wait for the server.
+
+        Args:
+            place: Where the store is: a path, a URL, or what else `parsed` accepts.
+            clock: The clock of this engine and its backends. Engines with different clocks are different engines.
+        """
+        place = cls.parsed(place)
+        key = (place, id(clock), Process.forks)
+        with cls._open_lock:
+            engine: Self | None = cls._open.get(key)
+            if engine is None:
+                engine = cls._open[key] = cls(key, place, clock)
+            return engine.share()
+
+    @classmethod
+    def parsed(cls, place: Any) -> Any:
+        """Return a place as the engine keeps it: hashable, and with a `str` for messages. It raises for a wrong one."""
+        return place
+
+    def __init__(self, key: Hashable, place: Any, clock: Clock) -> None:
+        super().__init__(key, redacted_url(place) if isinstance(place, str) and "://" in place else str(place), clock)
+        self.place: Any = place
+        #: Whether leases are measured by the clock of the server. A test that passes its own clock moves that clock.
+        self.by_server: bool = self.server_clock and clock is SYSTEM
         #: Seconds that a caller waits for a commit.
         self.timeout: float = COMMIT_TIMEOUT
         self.operations: dict[str, Callable[..., Any]] = {}
@@ -118,6 +176,7 @@ class ThreadedEngine(SharedEngine):
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._readers: list[threading.Thread] = []
+        self._open_reads = 0
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._stopped = False
         self._register(OperationSet("fence", FENCE_OPS, FENCE_REPLAYS))
@@ -132,21 +191,25 @@ class ThreadedEngine(SharedEngine):
             writes: Whether it is the connection of the commits. The others only read.
         """
 
-    @abstractmethod
     def disconnect(self, conn: Any) -> None:
-        """Close a connection, which may be broken."""
+        """Close a connection, which may be broken. By default with `conn.close()`."""
+        conn.close()
 
     @abstractmethod
     def begin(self, conn: Any, *, writes: bool) -> Any:
-        """Begin a transaction; without `writes`, one that sees the same data in all its statements."""
+        """Begin a transaction; without `writes`, one that sees the same data in all its statements.
 
-    @abstractmethod
+        Returns:
+            With `server_clock`, the time of the server as a float. The argument `began` of your `transaction_class`.
+        """
+
     def end(self, conn: Any) -> None:
-        """Commit the transaction. When it returns, the writes are durable."""
+        """Commit the transaction. When it returns, the writes are durable. By default with `conn.commit()`."""
+        conn.commit()
 
-    @abstractmethod
     def roll_back(self, conn: Any) -> None:
-        """Undo the transaction."""
+        """Undo the transaction, if there is one. By default with `conn.rollback()`."""
+        conn.rollback()
 
     @abstractmethod
     def stored_fence(self, conn: Any, key: str, *, lock: bool) -> str | None:
@@ -170,15 +233,26 @@ class ThreadedEngine(SharedEngine):
         That includes unique keys: another transaction stored the same key after this one had looked for it.
         """
 
-    @abstractmethod
+    def is_of_driver(self, error: BaseException) -> bool:
+        """Return whether the driver has raised an error, which `translate` translates."""
+        return isinstance(error, self.driver_errors)
+
     def translate(self, error: BaseException) -> StorageError:
-        """Return the error that callers get for any other error of the driver."""
+        """Return the error that callers get for an error of the driver that is neither of these."""
+        return StorageError(f"{self.location}: {error!s:.300}")
 
     def migrate(self, operation_set: OperationSet) -> None:
-        """Create or update the tables of an operation set. By default they exist."""
+        """Create or update the tables of an operation set. By default they exist, or `connect` creates them."""
 
     def notify_others(self, topics: set[str]) -> None:
-        """Tell other processes of topics, after a commit. It must not block for long."""
+        """Notify other processes of topics, after a commit. It must not block for long.
+
+        Define it, and call `wake` for the topics of other processes, or the backends of this engine poll.
+        """
+
+    def lease_now(self) -> float:
+        """Return the time on the clock of leases: 0 if it is the server's, so that all times are seconds from now."""
+        return 0.0 if self.by_server else self.clock.boot()
 
     # -- the operations
 
@@ -232,9 +306,12 @@ class ThreadedEngine(SharedEngine):
         self._ensure_open()
         read = _Read(fn, args, asyncio.get_running_loop().create_future())
         with self._lock:
+            if self._stopped:
+                raise self._closed_error()
             self._unanswered.append(read)
             self._reads.put(read)
-            if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
+            self._open_reads += 1
+            if len(self._readers) < min(READERS, self._open_reads):
                 self._readers.append(started(self._read_all, "agent-runtime-reader"))
         return await read.future
 
@@ -242,7 +319,14 @@ class ThreadedEngine(SharedEngine):
         token: str | None = await self.read(partial(self.stored_fence, lock=False), key)
         return token
 
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, topic: str, wake: Callable[[], None]) -> Any:
+        """Call `wake()`, from any thread, after commits of this process that notify `topic`, and when `wake` is called.
+
+        Returns:
+            A function that removes the listener; None if `notify_others` is not defined, so that callers poll.
+        """
+        if type(self).notify_others is ThreadedEngine.notify_others:
+            return None
         with self._lock:
             self._listeners.setdefault(topic, []).append(wake)
 
@@ -269,7 +353,7 @@ class ThreadedEngine(SharedEngine):
         with self._lock:
             if self._stopped:
                 for request in requests:
-                    request.error = StorageClosed(f"{self.location} was closed. Open it again")
+                    request.error = self._closed_error()
                 resolve_all(requests)
                 return
             for request in requests:
@@ -277,15 +361,43 @@ class ThreadedEngine(SharedEngine):
             if self._writer is None:
                 self._writer = started(self._write_all, "agent-runtime-writer")
 
+    def _closed_error(self) -> StorageClosed:
+        return StorageClosed(f"{self.location} was closed. Open it again")
+
     # -- the thread of the commits
 
     def _write_all(self) -> None:
         session = _Session(self, writes=True)
         while batch := self._next_batch():
-            left = [request for request in batch if not request.timed_out]
-            if left:
-                self._commit(session, left)
-            resolve_all(left)
+            left = self.set_aside([request for request in batch if not request.timed_out])
+            try:
+                if left:
+                    self._commit(session, left)
+            except BaseException as error:  # noqa: BLE001 - of the subclass. This thread must go on for other callers
+                session.drop()
+                for request in left:
+                    if request.result is None and request.error is None:
+                        request.error = error
+            resolve_all([each for each in left if each.result is not None or each.error is not None])
+            self.begin_set_aside()
+        session.close()
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        """Return the requests that the thread of the commits applies now, without those that another one applies."""
+        return batch
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        """Set a request aside that would wait for a transaction of the application, and return whether it was."""
+        return False
+
+    def begin_set_aside(self) -> None:
+        """Begin what was set aside, after the requests before it."""
+
+    def commit_each(self, requests: Iterable[CommitRequest]) -> None:
+        """Apply requests in this thread, each in a transaction on a separate connection."""
+        session = _Session(self, writes=True)
+        for request in requests:
+            self._commit(session, [request])
         session.close()
 
     def _next_batch(self) -> list[CommitRequest]:
@@ -306,6 +418,9 @@ class ThreadedEngine(SharedEngine):
 
     def _commit(self, session: _Session, batch: list[CommitRequest]) -> None:
         """Apply a group, and set the result or the error of each of its requests."""
+        batch = [request for request in batch if not request.timed_out]  # its caller has been told
+        if not batch:
+            return
         if len(batch) > 1 and self.not_repeatable and self._has_function(batch):
             for request in batch:  # no function of a user is called again because another request has failed
                 self._commit(session, [request])
@@ -314,15 +429,13 @@ class ThreadedEngine(SharedEngine):
         while True:
             error = self._tried(session, batch)
             batch = [request for request in batch if request.result is None and request.error is None]
-            if error is None or not batch:
+            if error is None or not batch or (len(batch) == 1 and self.sets_aside(batch[0], error)):
                 return
             if self.is_lost(error):
                 session.drop()
-                for request in batch:
-                    request.repeats = True
             elif not self.is_conflict(error) or len(batch) > 1:
                 if len(batch) == 1:
-                    batch[0].error = error if isinstance(error, StorageError) else self.translate(error)
+                    batch[0].error = self._translated(error)
                     return
                 # One of them has failed: the others are applied as if each were alone.
                 for request in batch:
@@ -330,7 +443,9 @@ class ThreadedEngine(SharedEngine):
                 return
             if time.monotonic() + pause > until:
                 for request in batch:
-                    request.error = self._unavailable(error)
+                    request.error = self._unavailable(
+                        error, "The outcome of the write is unknown. Repeat it: every write is idempotent"
+                    )
                 return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -338,12 +453,12 @@ class ThreadedEngine(SharedEngine):
     def _has_function(self, batch: Sequence[CommitRequest]) -> bool:
         return any(op.name in self.not_repeatable for request in batch for op in request.ops)
 
-    def _unavailable(self, error: BaseException) -> StorageBusy:
+    def _unavailable(self, error: BaseException, fix: str) -> StorageBusy:
         what = "did not answer" if self.is_lost(error) else "refused a transaction because of others"
-        return StorageBusy(
-            f"{self.location} {what} for {self.timeout:g} s ({error!s:.300}). The outcome of the write is unknown. "
-            "Repeat it: every write is idempotent"
-        )
+        return StorageBusy(f"{self.location} {what} for {self.timeout:g} s ({error!s:.300}). {fix}")
+
+    def _translated(self, error: BaseException) -> BaseException:
+        return self.translate(error) if self.is_of_driver(error) else error
 
     def _tried(self, session: _Session, batch: list[CommitRequest]) -> BaseException | None:
         """Apply a group; return the error for which those without an outcome are not stored."""
@@ -359,9 +474,15 @@ class ThreadedEngine(SharedEngine):
             return error
         finally:
             if topics:
-                self.wake(topics)
-                self.notify_others(topics)
+                self._notify(topics)
         return None
+
+    def _notify(self, topics: set[str]) -> None:
+        try:
+            self.wake(topics)
+            self.notify_others(topics)
+        except Exception:
+            log.exception("%s: listeners were not notified of a commit", self.location)
 
     def _parts(self, batch: Sequence[CommitRequest]) -> list[tuple[bool | None, list[CommitRequest]]]:
         """Return the requests in parts, in their order: those that batches apply, at most one for a run, and others."""
@@ -390,7 +511,8 @@ class ThreadedEngine(SharedEngine):
         ]
         wanted = [next(steps) for _, steps, _ in started_batches]
         keys = sorted({request.guard.key for request in requests if request.guard is not None})
-        rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
+        with self._committing(requests):
+            rows = self.execute_batch(conn, [statement for statements in wanted for statement in statements], keys)
         left = list[CommitRequest]()
         for (batch, steps, part), statements in zip(started_batches, wanted, strict=True):
             mine, rows = rows[: len(statements)], rows[len(statements) :]
@@ -401,6 +523,17 @@ class ThreadedEngine(SharedEngine):
                 if len(end.value) < len(part):
                     topics |= batch.topics
         return left
+
+    @contextlib.contextmanager
+    def _committing(self, batch: Sequence[CommitRequest]) -> Iterator[None]:
+        """Mark these requests if the connection is lost in the block, as they may have been applied."""
+        try:
+            yield
+        except Exception as error:
+            if self.is_lost(error):
+                for request in batch:
+                    request.repeats = True
+            raise
 
     def execute_batch(
         self, conn: Any, statements: Sequence[tuple[str, Sequence[Any]]], keys: Sequence[str]
@@ -425,7 +558,8 @@ class ThreadedEngine(SharedEngine):
                     if len(batch) > 1:
                         _forget(batch)
                     return len(batch) == 1  # its error is its outcome
-            self.end(conn)
+            with self._committing(batch):
+                self.end(conn)
         except BaseException:
             _forget(batch)
             raise
@@ -444,19 +578,18 @@ class ThreadedEngine(SharedEngine):
                 return True
             request.result = [self.operations[name](tx, *args) for name, args in request.ops]
             return True
+        except FunctionFailed as failed:
+            request.error = failed.error
+            return False
         except Exception as error:
             if self.is_lost(error) or self.is_conflict(error):
                 raise
-            request.error = self.translate(error) if self.is_of_driver(error) else error
+            request.error = self._translated(error)
             return False
 
     def mark(self, tx: Any) -> str | None:
         """Return the mark of a store that is moved; see `MARK`."""
         return self.stored_fence(tx.conn, MARK, lock=True)
-
-    def is_of_driver(self, error: BaseException) -> bool:
-        """Return whether the driver has raised an error, which `translate` translates."""
-        return False
 
     def _replayed(self, tx: Any, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:
         """Return the results of a superseded claim's operations if all were applied before, else LeaseLost."""
@@ -477,33 +610,41 @@ class ThreadedEngine(SharedEngine):
         read = self._reads.get()
         if read is None:
             return False
+        try:
+            read.result, read.error = self._read_now(session, read.fn, read.args)
+        except BaseException as failure:  # noqa: BLE001 - of the subclass. This thread must go on for other callers
+            session.drop()
+            read.error = failure
+        with self._lock:
+            self._open_reads -= 1
+        self._answer(read)
+        return True
+
+    def _read_now(
+        self, session: _Session, fn: Callable[..., Any], args: tuple[Any, ...]
+    ) -> tuple[Any, BaseException | None]:
+        """Return the result and the error of a read, one of which is None."""
         until, pause = time.monotonic() + self.timeout, _PAUSE
         while True:
             try:
                 conn = session.connection()
-                if read.fn in self._one_statement:
-                    read.result, error = read.fn(conn, *read.args), None
-                else:
-                    self.begin(conn, writes=False)
-                    read.result, error = read.fn(conn, *read.args), None
-                    self.end(conn)
-                break
+                if fn in self._one_statement:
+                    return fn(conn, *args), None
+                self.begin(conn, writes=False)
+                result = fn(conn, *args)
+                self.end(conn)
+                return result, None
             except Exception as failure:  # noqa: BLE001 - raised to the caller of this read
                 error = failure
             session.roll_back()
             if self.is_lost(error):
                 session.drop()
             elif not self.is_conflict(error):
-                error = self.translate(error) if self.is_of_driver(error) else error
-                break
+                return None, self._translated(error)
             if self._closed or time.monotonic() + pause > until:
-                error = self._unavailable(error)
-                break
+                return None, self._unavailable(error, "Try again")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        read.error = error
-        self._answer(read)
-        return True
 
     def _answer(self, read: _Read) -> None:
         """Answer a read after those before it, unless they take long.

@@ -418,19 +418,22 @@ class Context:
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run `fn(conn, *args)` inside the commit that saves its result: exactly once.
 
-        `conn.execute` and `conn.executemany` reach the SQLite file that has the journal, but not the tables of this
-        library.
+        On SQLite, `conn.execute` and `conn.executemany` reach the file that has the journal. On PostgreSQL, `conn` is a
+        `psycopg.Connection` to the database that has the journal, whose `transaction()` sets a savepoint. The tables of
+        this library are rejected.
 
         Args:
             name: Name of the step.
-            fn: A plain function. It runs on the writer thread; more than one second of SQL is interrupted.
+            fn: A plain function. On SQLite it runs on the writer thread, and more than one second of SQL is
+                interrupted. On PostgreSQL it runs in a separate thread, and a statement of more than 10 seconds is
+                interrupted.
             *args: Its arguments after the connection.
 
         Returns:
             The saved result.
 
         Raises:
-            NotSupported: if the journal is not on SQLite.
+            NotSupported: if the journal is not on SQLite or PostgreSQL.
             StepExecutionError: if the function failed. Nothing of it is committed.
         """
         if self.control.refuses:

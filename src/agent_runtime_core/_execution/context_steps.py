@@ -291,7 +291,8 @@ class ContextSteps:
         journal = self._journal
         if not self._writer.state.transacts:
             raise NotSupported(
-                "ctx.transaction needs the journal on SQLite. Use AgentRunner.open('agents.db'), or a SQLiteStateStore"
+                "ctx.transaction needs the journal on SQLite or PostgreSQL. Use AgentRunner.open('agents.db'), or "
+                "ctx.step"
             )
         function = step_function(fn)
         if function.is_async:

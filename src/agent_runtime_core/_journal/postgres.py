@@ -8,7 +8,7 @@ from typing import Any
 from .._engines.base import NotApplied, OperationSet
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresTx
-from .._engines.postgres.user_transaction import run
+from .._engines.postgres.user_transaction import AppliedMeanwhile, FunctionFailed, run
 from ..errors import LeaseLost
 from .record import Record, has_outcome, is_duplicate_end
 
@@ -115,15 +115,29 @@ def transact(
     args: tuple[Any, ...],
     draft: Record,
     make_record: Callable[[Any], Record],
-) -> str | None:
-    """Call a user's function and append the record of its result, in one transaction; see the operation of SQLite."""
+) -> Callable[[], str | None]:
+    """Call a user's function, and return what appends the record of its result; see the operation of SQLite.
+
+    What it returns is called under the fence of the run.
+    """
     stored = _one(tx.execute(_RECORD, (run_id, draft.seq)))
     if stored is not None:
         applied(tx, run_id, draft)
-        return stored.result
-    record = make_record(run(tx, draft.name, fn, args))
-    append(tx, run_id, record)
-    return record.result
+        return lambda: stored.result
+    value = run(tx, draft.name, fn, args)
+    try:
+        record = make_record(value)
+    except Exception as error:
+        raise FunctionFailed(error) from error
+
+    def finish() -> str | None:
+        lock_log(tx, run_id)
+        if _one(tx.execute(_RECORD, (run_id, draft.seq))) is not None:
+            raise AppliedMeanwhile
+        append(tx, run_id, record)
+        return record.result
+
+    return finish
 
 
 def transacted(tx: PostgresTx, run_id: str, *_: Any) -> str | None:

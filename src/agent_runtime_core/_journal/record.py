@@ -8,13 +8,15 @@ numbers, and `derived_events` returns them when they are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
 from .._core.codec.json import decode
 from .._core.ids import step_id
-from .._engines.base import NotApplied
+from .._engines.base import FunctionFailed, NotApplied, OperationSet
 from .._engines.payloads import Payloads, mark_in_text, why_unreadable, words_of
 from ..errors import LeaseLost
 
@@ -91,6 +93,83 @@ def is_duplicate_end(record: Record, last: Record | None) -> bool:
     if record.kind != ENDED or record.claim_id or last is None:
         return False
     return not last.claim_id and last.attempt == record.attempt
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class JournalOperations:
+    """The operations on journals, decided once for the backends that keep records in a transaction.
+
+    A backend passes what reads and writes its rows in an open transaction, and calls `operation_set`.
+
+    Attributes:
+        record: `record(tx, run_id, seq)` returns the record at a position, or None.
+        newest: `newest(tx, run_id)` returns the position of the last record, -1 without one.
+        ending: `ending(tx, run_id)` returns the last record of kind "ended", or None.
+        insert: `insert(tx, run_id, record)` stores a record at its position.
+        head: For a bus with `derives`: `head(tx, run_id)` returns the sequence of the run's next event, which is the
+            greatest of 0, `ev + nev` of the records, and the sequence after the last published event. No other
+            transaction may take that sequence before this one ends.
+        connection: For a store with `transacts`: `connection(tx)` returns what the function of `ctx.transaction` gets.
+            It must not be able to commit or roll back.
+    """
+
+    record: Callable[[Any, str, int], Record | None]
+    newest: Callable[[Any, str], int]
+    ending: Callable[[Any, str], Record | None]
+    insert: Callable[[Any, str, Record], object]
+    head: Callable[[Any, str], int] | None = None
+    connection: Callable[[Any], Any] = attrgetter("conn")
+
+    def operation_set(self, operations: Mapping[str, Callable[..., Any]] | None = None, **options: Any) -> OperationSet:
+        """Return the operations of a backend, with further `operations` and the options of `OperationSet`."""
+        return OperationSet(
+            "journal",
+            {"journal.append": self._append, "journal.transact": self._transact, **(operations or {})},
+            {"journal.append": self._applied, "journal.transact": _not_applied},
+            not_repeatable=frozenset({"journal.transact"}),
+            **options,
+        )
+
+    def _append(self, tx: Any, run_id: str, record: Record) -> int:
+        if record.seq < 0 and is_duplicate_end(record, last := self.ending(tx, run_id)):
+            assert last is not None
+            return last.seq
+        newest = self.newest(tx, run_id)
+        if record.seq < 0:
+            record = record._replace(seq=newest + 1)
+        elif record.seq <= newest:
+            return self._applied(tx, run_id, record)
+        if self.head is not None:
+            record = numbered(record, self.head(tx, run_id))
+            if record.nev:
+                tx.notify("events")
+        self.insert(tx, run_id, record)
+        return record.seq
+
+    def _applied(self, tx: Any, run_id: str, record: Record) -> int:
+        stored = self.record(tx, run_id, record.seq)
+        if stored is None or (stored.claim_id, stored.kind, stored.key) != (record.claim_id, record.kind, record.key):
+            raise LeaseLost(run_id, record.claim_id)
+        return record.seq
+
+    def _transact(
+        self, tx: Any, run_id: str, fn: Callable[..., Any], args: tuple[Any, ...], draft: Record,
+        make_record: Callable[[Any], Record],
+    ) -> str | None:  # fmt: skip
+        stored = self.record(tx, run_id, draft.seq)
+        if stored is not None:  # an earlier commit was applied and its reply was lost: the function has run
+            self._applied(tx, run_id, draft)
+            return stored.result
+        try:
+            record = make_record(fn(self.connection(tx), *args))
+        except Exception as error:
+            raise FunctionFailed(error) from error
+        self._append(tx, run_id, record)
+        return record.result
+
+
+def _not_applied(tx: Any, run_id: str, *_: Any) -> None:
+    raise NotApplied
 
 
 def record_size(record: Record) -> int:

@@ -73,7 +73,8 @@ READS: dict[str, Any] = {"records": records, "ending": ending, "endings": ending
 
 def _no_function(*args: Any) -> Any:
     raise NotSupported(
-        "ctx.transaction needs the journal on SQLite, got Redis. Use AgentRunner.open('agents.db'), or ctx.step"
+        "ctx.transaction needs the journal on SQLite or PostgreSQL, got Redis. Use AgentRunner.open('agents.db'), or "
+        "ctx.step"
     )
 
 

@@ -11,6 +11,7 @@ from ..config import get_config
 if TYPE_CHECKING:
     from .._engines.base import Guard as Guard
     from .._engines.base import Op as Op
+    from .._journal.record import Record as Record
     from .base import EventBus as EventBus
     from .event import Event as Event
     from .event import StoredEvent as StoredEvent
@@ -23,6 +24,7 @@ else:
         __name__,
         {
             ".._engines.base": "Guard Op",
+            ".._journal.record": "Record",
             ".base": "EventBus",
             ".event": "Event StoredEvent",
             ".memory": "InMemoryEventBus",

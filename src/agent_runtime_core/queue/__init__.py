@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .redis import RedisQueue as RedisQueue
     from .sqlite import SQLiteQueue as SQLiteQueue
     from .transitions import RunTransitions as RunTransitions
+    from .transitions import ServerLeases as ServerLeases
+    from .transitions import operation_set as operation_set
     from .transitions import operations as operations
     from .transitions import replays as replays
 else:
@@ -42,7 +44,7 @@ else:
             ".postgres": "PostgresQueue",
             ".redis": "RedisQueue",
             ".sqlite": "SQLiteQueue",
-            ".transitions": "RunTransitions operations replays",
+            ".transitions": "RunTransitions ServerLeases operation_set operations replays",
         },
         "BACKENDS get_queue",
         {  # names of 0.6.0

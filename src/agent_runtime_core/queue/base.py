@@ -24,10 +24,19 @@ from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, digest, encode, encode_as
 from .._core.former_names import renamed_attribute
 from .._core.ids import HALF, ULID_RANDOM_LENGTH, is_uuid, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
-from .._core.validation import Shown, must
+from .._core.validation import Shown, must, type_name
 from .._engines.base import Backend, Guard, Op
 from .._engines.outages import OUTAGE
-from ..errors import MOST_NAMED, AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
+from ..errors import (
+    MOST_NAMED,
+    AgentRuntimeError,
+    InvalidArgument,
+    LeaseLost,
+    NotSupported,
+    StorageBusy,
+    UnknownRun,
+    brief,
+)
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
@@ -275,6 +284,23 @@ class RunQueue(Backend):
         same_run(row, stored)
         return stored
 
+    async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> Any:
+        """Return what stores a new row in the transaction that the application has open on a connection.
+
+        Args:
+            row: The row.
+            connection: The connection.
+            sync: Whether its `run_sync` will be called in a thread, not its `run` on an event loop.
+
+        Raises:
+            InvalidArgument: The connection is of no kind that is known.
+            NotSupported: The queue is not in a database that the application can be connected to.
+        """
+        raise NotSupported(
+            f"submit with connection= needs runs on PostgreSQL, got {type_name(type(self))}. Use "
+            "AgentRunner.open('postgresql://…'), or submit the run after your commit"
+        )
+
     async def _assigned_before(self, row: RunRow) -> RunRow:
         """Return the row with the id of the run that was given to its tenant later, under the same run key."""
         if row.tenant and row.run_key is not None:
@@ -444,6 +470,8 @@ class RunQueue(Backend):
         result: tuple[str, RunRow | None] = (
             await self._commit_claim(want, Op("queue.take", (row, insert, reopen, want, wait)))
         )[0]
+        # A process without a worker may have no heartbeat that tells.
+        self.live_claims.outage.answered(wrote=result[0] == "claimed")
         stored_row = result[1]
         if (
             result[0] == "conflict"

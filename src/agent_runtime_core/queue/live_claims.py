@@ -53,7 +53,8 @@ class LiveClaims:
         self._lock = threading.Lock()
         self._boot, self._monotonic = clock.boot(), clock.monotonic()  # of the last comparison that found no suspend
         self.posts: int = 0  # messages that this process was asked to post
-        self._outage = outage
+        #: The outages of the store.
+        self.outage: StoreOutage = outage
         self._owed: dict[str, RunUpdate] = {}  # releases that an outage has refused, by run id
         self._before, self._until = 0.0, float("-inf")  # boot time before the suspend; end of the deferral
 
@@ -81,12 +82,12 @@ class LiveClaims:
         """Compare the clocks, and return the seconds that do not count against leases at this moment.
 
         They are those since the suspend began, or at most one heartbeat interval more: it is not known when it began.
-        After an outage of the store, no lease is taken over for one interval: all processes renew theirs first.
+        After an outage of the store, no lease is taken over for one interval: all processes renew theirs first. The
+        interval begins when the store is found to answer, because nothing tells how long before that it was back.
         """
         boot, now = self._clock.boot(), self._clock.monotonic()
-        failed_at = self._outage.failed_at
-        if failed_at >= 0 and (
-            self._outage.since is not None or now - failed_at < DEFERRED_INTERVALS * self._interval()
+        if (outage := self.outage).failed_at >= 0 and (
+            outage.since is not None or now - outage.ended_at < DEFERRED_INTERVALS * self._interval()
         ):
             return AGES
         if (boot - self._boot) - (now - self._monotonic) < _SAME and now >= self._until:

@@ -17,12 +17,13 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
 from .postgres_batches import BATCHES
+from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
 from .sqlite_find import ALL, checked_row, counts, fetch, find
-from .transitions import RunTransitions, operation_set
+from .transitions import ServerLeases, operation_set
 
 DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
 _N = COLUMNS.index("n")
@@ -93,23 +94,15 @@ def _one(rows: Any) -> RunRow | None:
     return checked_row(row) if row else None
 
 
-class PostgresTransitions(RunTransitions):
+class PostgresTransitions(ServerLeases):
     """Rows in the table `runs`. A row that is read here is locked, and `tx.rows` keeps it for this transaction."""
 
     tx: PostgresTx
 
     # -- the clock of the server
 
-    def _instant(self, seconds: float) -> float:
-        """Return a time of the lease clock, which callers without a clock give in seconds from now."""
-        return self.tx.now + seconds if self.tx.engine.by_server else seconds
-
-    def _wanted(self, want: ClaimRequest) -> ClaimRequest:
-        if not self.tx.engine.by_server:
-            return want
-        return want._replace(
-            lease_until=self._instant(want.lease_until), lease_now=self._instant(want.lease_now), wall=self.tx.now
-        )
+    def wanted(self, want: ClaimRequest) -> ClaimRequest:
+        return super().wanted(want)._replace(wall=self.tx.now) if self.tx.engine.by_server else want
 
     def _due(self, due_at: float, at: float) -> float:
         """Return a time on the clock of the server, for a time on the clock of the caller, which shows `at` now."""
@@ -119,7 +112,7 @@ class PostgresTransitions(RunTransitions):
         return super().insert(row.with_values(due_at=self._due(row.due_at, row.updated_at)))
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        return self.claim_applied(want) or super().claim(self._wanted(want))
+        return self.claim_applied(want) or self.claim_next(want)
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
         """Return what these tickets have claimed, if this is a repetition after a lost reply."""
@@ -135,16 +128,10 @@ class PostgresTransitions(RunTransitions):
     ) -> tuple[str, RunRow | None]:
         if found := self.claim_applied(want):
             return ("claimed", found[0])
-        return super().take(row, insert, reopen, self._wanted(want), wait)
+        return super().take(row, insert, reopen, want, wait)
 
     def settle(self, run_id: str, how: RunUpdate) -> RunRow:
         return super().settle(run_id, how._replace(due_at=self._due(how.due_at, how.now)))
-
-    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
-        return super().abandoned(run_id, claim_id, self._wanted(want), required)
-
-    def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
-        return super().rewrite(run_id, old, new, self._instant(lease_now))
 
     # -- rows
 
@@ -267,7 +254,7 @@ class PostgresTransitions(RunTransitions):
         for run_id, _ in claims:
             self.tx.rows.pop(run_id, None)
         ids = [[claim[index] for claim in sorted(claims)] for index in (0, 1)]
-        rows = self.tx.execute(_BEAT, (*ids, self._instant(lease_until)))
+        rows = self.tx.execute(_BEAT, (*ids, self.lease_time(lease_until)))
         found = {(run_id, claim_id): cancel_at for run_id, claim_id, cancel_at in rows}
         return [
             (claim in found, found.get(claim) is not None)
@@ -276,7 +263,7 @@ class PostgresTransitions(RunTransitions):
 
     def save_process(self, row: ProcessRow, kept: float) -> None:
         if self.tx.engine.by_server:
-            row = row._replace(seen_at=self.tx.now, alive_until=self._instant(row.alive_until))
+            row = row._replace(seen_at=self.tx.now, alive_until=self.lease_time(row.alive_until))
         self.tx.execute("DELETE FROM arc_processes WHERE seen_at < ?", (row.seen_at - kept,))
         self.drop_process(row.process_id)
         cells = (*row[:6], encode([*row.agents]), *row[7:])
@@ -388,3 +375,13 @@ class PostgresQueue(PostgresBackend, RunQueue):
 
     def lease_now(self) -> float:
         return self.engine.lease_now()
+
+    async def store_id(self) -> str:
+        found: str = await self.engine.read(store_id)
+        self._store = found
+        return found
+
+    async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> CallerInsert:
+        row = await self._assigned_before(row)
+        known = getattr(self, "_store", None) or await self.store_id()  # the first read creates the tables
+        return CallerInsert(self, row, connection, known, sync=sync)

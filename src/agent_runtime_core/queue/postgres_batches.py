@@ -39,9 +39,11 @@ def _kind(name: str) -> str:
 # -- queue.insert and queue.take
 
 _NEW_ROWS: Final = unnested("w", *(f"{name} {_kind(name)}" for name in _STORED))
+# The same run may be in an open transaction of the application, which must not delay all commits of this process.
+_BRIEF: Final = "WITH brief AS MATERIALIZED (SELECT set_config('lock_timeout', '250ms', true)) "
 _INSERT: Final = (
-    f"INSERT INTO arc_runs ({', '.join(_STORED)}) SELECT w.* FROM"
-    f" {_NEW_ROWS} WHERE {NOT_MOVED}"
+    f"{_BRIEF}INSERT INTO arc_runs ({', '.join(_STORED)}) SELECT w.* FROM"
+    f" brief, {_NEW_ROWS} WHERE {NOT_MOVED}"
     " ON CONFLICT DO NOTHING RETURNING run_id, n"
 )
 
@@ -81,9 +83,9 @@ def _take(by_server: bool) -> str:
         if now is not None
     }
     return (
-        f"INSERT INTO arc_runs AS r ({', '.join(_STORED)})"
+        f"{_BRIEF}INSERT INTO arc_runs AS r ({', '.join(_STORED)})"
         f" SELECT {', '.join(values.get(name, f'w.{name}') for name in _STORED)}"
-        f" FROM {_NEW_ROWS} WHERE {NOT_MOVED}"
+        f" FROM brief, {_NEW_ROWS} WHERE {NOT_MOVED}"
         f" ON CONFLICT DO NOTHING RETURNING {ROW}"
     )
 

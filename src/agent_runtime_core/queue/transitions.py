@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.former_names import warn_former
-from .._core.ids import above
+from .._core.ids import ULID_RANDOM_LENGTH, above
 from .._engines.base import NotApplied, OperationSet, always
-from ..errors import NotSupported
+from ..errors import NotSupported, StorageBusy
 from .records import (
     CONTENTS,
     LIVE,
@@ -262,7 +262,17 @@ class RunTransitions(ABC):
         return row
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
-        """Claim up to one run for each ticket, those with expired leases first."""
+        """Claim up to one run for each ticket, those with expired leases first.
+
+        Raises:
+            StorageBusy: if an earlier try may have claimed runs, because its reply was lost. The queue releases them.
+        """
+        if getattr(self.tx, "repeats", False):
+            raise StorageBusy("the reply to a claim was lost. Claim again")
+        return self.claim_next(want)
+
+    def claim_next(self, want: ClaimRequest) -> list[RunRow]:
+        """Do as `claim`, in a commit that was not tried before."""
         found: list[RunRow] = []
         if not want.ready_only:
             for group in self.make_due_ready(want.wall):
@@ -308,7 +318,7 @@ class RunTransitions(ABC):
             candidate = row
         elif stored.run_id != row.run_id or (insert and (row.digest, row.tenant) != (stored.digest, stored.tenant)):
             return ("conflict", stored)
-        elif stored.status == "running" and stored.claim_id == want.tickets[0]:
+        elif stored.status == "running" and is_of_ticket(stored.claim_id, want.tickets[0]):
             return ("claimed", stored)  # by an earlier try, whose answer was lost
         elif stored.status == "running" and not self._has_ended(stored, want):
             return ("held", stored)
@@ -548,9 +558,56 @@ class RunTransitions(ABC):
                 self.add_message(row.run_id, message)
 
 
+class ServerLeases(RunTransitions):
+    """`RunTransitions` of a store whose leases are measured by the clock of its server.
+
+    The queue's `lease_now()` is then 0, so the times of leases in its requests are seconds from now. Here they are
+    replaced by times of the server.
+
+    Args:
+        tx: The open transaction. It has `now`, the time of the server, and `engine.by_server`, which is False if a test
+            passes its own clock.
+    """
+
+    def lease_time(self, seconds: float) -> float:
+        """Return a time on the lease clock, for seconds from now."""
+        return self.tx.now + seconds if self.tx.engine.by_server else seconds
+
+    def wanted(self, want: ClaimRequest) -> ClaimRequest:
+        """Return a request with times on the lease clock."""
+        return want._replace(lease_until=self.lease_time(want.lease_until), lease_now=self.lease_time(want.lease_now))
+
+    def claim_next(self, want: ClaimRequest) -> list[RunRow]:
+        """Do as `RunTransitions.claim_next`."""
+        return super().claim_next(self.wanted(want))
+
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
+        """Do as `RunTransitions.take`."""
+        return super().take(row, insert, reopen, self.wanted(want), wait)
+
+    def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
+        """Do as `RunTransitions.beat`."""
+        return super().beat(claims, self.lease_time(lease_until))
+
+    def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
+        """Do as `RunTransitions.abandoned`."""
+        return super().abandoned(run_id, claim_id, self.wanted(want), required)
+
+    def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
+        """Do as `RunTransitions.rewrite`."""
+        return super().rewrite(run_id, old, new, self.lease_time(lease_now))
+
+
 def _has_no_key(row: RunRow) -> bool:
     """Whether nothing but the id of a new row decides if it can be stored and claimed."""
     return row.idem_key is None and row.concurrency_key is None
+
+
+def is_of_ticket(claim_id: str, ticket: str) -> bool:
+    """Whether a claim was made with a ticket. Its id may be raised above the run's last one; see `above`."""
+    return claim_id[-ULID_RANDOM_LENGTH:] == ticket[-ULID_RANDOM_LENGTH:]
 
 
 def _released_by(row: RunRow, how: RunUpdate) -> bool:
@@ -595,6 +652,7 @@ def operation_set(
     tables: Sequence[str] = (),
     fence: Callable[[Any, str], str | None] | None = None,
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+    **options: Any,
 ) -> OperationSet:
     """Return all that an engine needs to know about the queue's operations.
 
@@ -602,9 +660,13 @@ def operation_set(
         rows: The backend's `RunTransitions`.
         migrations: SQL scripts; script `i` brings the schema from version `i` to `i` + 1.
         tables: Names of the dicts that it needs on the memory engine.
-        fence: On SQLite: returns the current fencing token of a run, given the open transaction and the run id.
+        fence: Returns the current fencing token of a run, given the open transaction and the run id. Without it, the
+            engine stores the tokens.
         short_reads: On SQLite: see `OperationSet.short_reads`.
+        **options: On a `ThreadedEngine`: `one_statement`, `batches` and `lock` of `OperationSet`.
     """
     slow = dict.fromkeys(("queue.delete", "queue.rewrite", "queue.rewrite_mail", "queue.copy"), always)
     reads = short_reads or {}
-    return OperationSet("queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads)
+    return OperationSet(
+        "queue", operations(rows), replays(rows), migrations, tables, frozenset(), slow, fence, reads, **options
+    )

@@ -278,6 +278,8 @@ class AbandonedRuns:
         if row.status != "running":
             return True
         over: bool = (await self._queue.commits.commit(None, [self._check(row, since, required=False)]))[0]
+        # Or no lease would ever be over, if nothing else asks the store.
+        self._queue.live_claims.outage.answered(wrote=False)
         return over
 
     def _check(self, row: RunRow, since: float = 0.0, *, required: bool) -> Op:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .._core.clock import Clock, aware
 from .._core.codec.json import encode
+from .._core.context_vars import claimed_run
 from .._core.ids import known_uuid, new_ulid
 from .._core.log import log
 from .._engines.base import Committer, Guard, Op
@@ -97,6 +98,8 @@ class HeldClaim(LeasedRun):
         self._queue_commits = backends.queue.commits
         self._tracer = tracer
         self._hook = agent if isinstance(agent, CompletionHook) else None
+        #: A new claim id extends no lease, so only the heartbeat and later claims change this.
+        self.extended_at: float = self.clock.boot()
         self.writer: ClaimWriter = self._new_writer()
 
     def _new_writer(self) -> ClaimWriter:
@@ -127,7 +130,6 @@ class HeldClaim(LeasedRun):
         """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
         self.reported_at: float = self.clock.monotonic()
         self.answered_at: float = self.reported_at
-        self.extended_at: float = self.clock.boot()
         self.ends: float = self.reported_at + self._longest
         self.seen: int = self.row.mail_seq
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
@@ -187,6 +189,9 @@ class HeldClaim(LeasedRun):
             return False
         is_late = control.stopped is Stop.OUTAGE or now - self.answered_at > self.config.silence_seconds
         if is_late and not self.leaving:
+            if claimed_run() is control:  # code, which could catch the error before the heartbeat has stopped it
+                self.stop_for_outage(self.row.claim_id)
+                await control.ensure_open()
             return False
         await self.clock.sleep_for(OUTAGE_PAUSE)
         return True

@@ -26,7 +26,7 @@ from .._execution.step_journal import RunJournal, StepJournal
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.event import Event, payload_of
-from ..queue.records import RunRow, same_input
+from ..queue.records import LIVE, RunRow, same_input
 from .backends import Backends
 
 After = str | tuple[str, str | int] | None
@@ -235,10 +235,19 @@ async def _join(backends: Backends, source: RunRow, records: Sequence[Record], o
     if source.run_id == origin:  # else the source is a member already, or was deleted
         members += membership(origin, origin)
     await state.commits.commit(None, members)
-    if records and (await state.records(source.run_id, records[-1].seq - 1))[:1] != [records[-1]]:
+    if await _is_deleted(backends, source, records):
         for lineage, each in ((origin, run_id), (run_id, run_id), (origin, source.run_id)):
             await leave_if_deleted(queue, state, lineage, each)
         raise queue.unknown_run(source.run_key or source.run_id)
+
+
+async def _is_deleted(backends: Backends, source: RunRow, records: Sequence[Record]) -> bool:
+    """Return whether the source of a fork was deleted since its journal was read, or before that."""
+    if records:
+        return (await backends.state.records(source.run_id, records[-1].seq - 1))[:1] != [records[-1]]
+    # A run that was not claimed yet has no journal, and a deletion removes the journal before the row.
+    row = await backends.queue.row(source.run_id)
+    return row is None or row.arrival != source.arrival or (row.status not in LIVE and row.started_at is not None)
 
 
 async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:

@@ -107,8 +107,7 @@ class ListedProcess:
         outage = StoreOutage.of(self._queue.commits, self._queue.clock)
         try:
             await self._queue.commits.commit(None, operations)
-            if outage.is_full:
-                outage.answered()
+            outage.answered()
         except OUTAGE as error:
             self._renewed_at = None
             outage.noticed(error)

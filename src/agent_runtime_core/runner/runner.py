@@ -160,6 +160,14 @@ def _only_waits(held: _InlineRun, others: list[_InlineRun]) -> bool:
     return all(each.execution.control.paused_at is not None for each in family)
 
 
+class _OfThread:
+    """A connection on which the thread of the caller executes an insertion, after its event loop has prepared that."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.insertion: Any = None
+
+
 class AgentRunner(RunClient):
     """Executes runs of registered agents, and submits, watches, cancels and repairs them.
 
@@ -637,6 +645,7 @@ class AgentRunner(RunClient):
         traceparent: str | None = None,
         params: Mapping[str, Any] | None = None,
         tenant: str | None = None,
+        connection: Any = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -659,9 +668,17 @@ class AgentRunner(RunClient):
             tenant: Whose run it is: 1 to 128 characters. `run_id`, `idempotency_key`, `concurrency_key` and the
                 conversation of the input are names within the tenant, so that two tenants can use the same names. Child
                 runs and forks have the tenant of their run. None means the tenant of `parent_run_id`, or no tenant.
+            connection: A connection of psycopg or asyncpg, or a connection or session of SQLAlchemy, to the PostgreSQL
+                database of this runner. The run is stored in its open transaction, and exists if you commit.
+                `submit_sync` also takes the connection of Django.
 
         Returns:
-            The run's id, once the run is durable.
+            The run's id, once the run is durable; with `connection`, once it is part of your transaction.
+
+        Raises:
+            IdempotencyConflict: The run id or the key belongs to a run with another agent or input.
+            InvalidArgument: An argument is invalid, or `connection` has no open transaction or another database.
+            NotSupported: `connection` is passed, and the runs are not on PostgreSQL.
         """
         row = self.new_run(
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
@@ -669,7 +686,13 @@ class AgentRunner(RunClient):
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
             tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
-        stored, _ = await self.insert_run(row)
+        if connection is None:
+            stored, _ = await self.insert_run(row)
+        elif isinstance(connection, _OfThread):
+            connection.insertion = await self.queue.insertion(row, connection.connection, sync=True)
+            stored = row
+        else:
+            stored = await (await self.queue.insertion(row, connection, sync=False)).run()
         return stored.decoded("run_id", known_uuid)
 
     def new_run(self, agent_key: str | AgentRuntime, input: Mapping[str, Any] | None = None, **options: Any) -> RunRow:
@@ -727,5 +750,13 @@ class AgentRunner(RunClient):
         return call(self.execute, *args, **kwargs)
 
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
-        """`submit` for code without an event loop, or in a thread next to one."""
-        return call(self.submit, *args, **kwargs)
+        """`submit` for code without an event loop, or in a thread next to one.
+
+        With `connection`, your thread executes the statement, so the connection may belong to it.
+        """
+        connection = kwargs.pop("connection", None)
+        if connection is None:
+            return call(self.submit, *args, **kwargs)
+        of_thread = _OfThread(connection)
+        call(self.submit, *args, connection=of_thread, **kwargs)
+        return of_thread.insertion.run_sync(call).decoded("run_id", known_uuid)  # type: ignore[no-any-return]

@@ -11,9 +11,11 @@ from ..config import get_config
 if TYPE_CHECKING:
     from .._engines.base import Guard as Guard
     from .._engines.base import Op as Op
+    from .._journal.record import JournalOperations as JournalOperations
     from .._journal.record import Record as Record
     from .base import EffectExists as EffectExists
     from .base import EffectRow as EffectRow
+    from .base import StateOperations as StateOperations
     from .base import StateRow as StateRow
     from .base import StateStore as StateStore
     from .base import same_digest as same_digest
@@ -26,8 +28,8 @@ else:
         __name__,
         {
             ".._engines.base": "Guard Op",
-            ".._journal.record": "Record",
-            ".base": "EffectExists EffectRow StateRow StateStore same_digest",
+            ".._journal.record": "JournalOperations Record",
+            ".base": "EffectExists EffectRow StateOperations StateRow StateStore same_digest",
             ".memory": "InMemoryStateStore",
             ".postgres": "PostgresStateStore",
             ".redis": "RedisStateStore",

@@ -27,12 +27,13 @@ _RECORDS: Final = unnested(
 _RECORD_WIDTH: Final = 21
 _LAST: Final = (
     "LEFT JOIN LATERAL (SELECT seq, ev + nev AS ev FROM arc_journal WHERE run_id = ok.run_id ORDER BY seq DESC LIMIT 1)"
-    " j ON true"
+    " j ON true LEFT JOIN LATERAL (SELECT seq + 1 AS seq FROM arc_events WHERE run_id = ok.run_id"
+    " ORDER BY seq DESC LIMIT 1) v ON true"
 )
 _APPENDED: Final = (
     "INSERT INTO arc_journal SELECT w.run_id, w.seq, w.kind, w.name, w.key, w.attempt, w.claim_id, w.t, w.result,"
     " w.error, w.state, w.pos, w.total, w.tries, w.ms, w.info, w.next, w.digest, greatest(ok.next_event,"
-    " coalesce(j.ev, 0)) + sum(w.nev) OVER (PARTITION BY w.run_id ORDER BY w.seq) - w.nev, w.nev"
+    " coalesce(j.ev, 0), coalesce(v.seq, 0)) + sum(w.nev) OVER (PARTITION BY w.run_id ORDER BY w.seq) - w.nev, w.nev"
     f" FROM w JOIN ok USING (run_id) {_LAST} WHERE w.first > coalesce(j.seq, -1) RETURNING run_id, seq"
 )
 _APPEND: Final = (

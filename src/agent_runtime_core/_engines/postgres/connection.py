@@ -43,7 +43,13 @@ def translated(statement: str, schema: str) -> str:
     text = _NAMED.sub(r"%(\1)s", text).replace("?", "%s")
     for ours, theirs in _WORDS:
         text = text.replace(ours, theirs)
-    return _NAME.sub(rf"{schema}.\1", text)
+    return named(text, schema)
+
+
+@lru_cache(512)
+def named(statement: str, schema: str) -> str:
+    """Return a statement with the names that its tables have."""
+    return _NAME.sub(rf"{schema}.\1", statement)
 
 
 class LongTexts(list[str | None]):

@@ -93,9 +93,10 @@ def _tables(conn: PostgresConnection) -> Iterator[Diagnosis]:
     for name, live, gone, ago, *_ in many:
         when = "never vacuumed" if ago is None else f"vacuumed {shown_duration(ago)} ago"
         yield Diagnosis(
-            "warning", f"table {name} has {gone} dead rows beside {live} live ones, {when}",
+            "warning",
+            f"table {name} has {gone} dead rows beside {live} live ones, {when}",
             "End the oldest transaction, or let autovacuum run more often",
-        )  # fmt: skip
+        )
 
 
 def _transactions(conn: PostgresConnection) -> Iterator[Diagnosis]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Final, cast
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Self, cast
 
 from ..._core.clock import SYSTEM, Clock
 from ..._core.validation import Shown, must
 from ...errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from ..backend import OnEngine, hold_shared, known_options
 from ..base import MARK, Backend, OperationSet
-from ..shared_engine import Process, SafetyFinding
+from ..commit_request import CommitRequest, LoopBatch
+from ..shared_engine import SafetyFinding
 from ..threaded import ThreadedEngine, ThreadedTx
 from .connection import PostgresConnection
 from .migration import migrate, outdated, require_schema
@@ -20,10 +23,11 @@ from .notifier import PostgresNotifier
 from .safety_checks import IsStandby, check, identity, reported, server_changed, warn
 from .schema import TABLES
 from .url import PostgresAddress, driver, postgres_place
+from .user_transaction import AppliedMeanwhile, FunctionThreads, apply
 
 #: Begins a transaction that writes. The lock makes it wait for a move of the store, which locks the table alone.
 _BEGIN: Final = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s'; "
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; "
     "LOCK TABLE arc_fences IN ROW EXCLUSIVE MODE; "
     "SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT token FROM arc_fences WHERE key = 'moved')"
 )
@@ -35,6 +39,7 @@ _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", 
 _CONFLICT: Final = frozenset({"40001", "40P01", "23505", "55P03"})
 # The driver gives such an error no code.
 _REFUSED: Final = re.compile("FATAL: .*(does not exist|authentication failed|pg_hba.conf)")
+_NEW_RUNS: Final = frozenset({"queue.insert", "queue.take"})  # heartbeats must not wait for the functions of users
 _FULL: Final = frozenset({"53100", "53200"})
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 
@@ -63,30 +68,25 @@ class PostgresTx(ThreadedTx):
 class PostgresEngine(ThreadedEngine):
     """The engine of a process on one database and schema. Use `PostgresEngine.open(url)`, which shares it."""
 
-    kind = "postgres"
-    transaction_class = PostgresTx
+    kind: str = "postgres"
+    server_clock: ClassVar[bool] = True
+    transaction_class: ClassVar[type[ThreadedTx]] = PostgresTx
 
-    _open: ClassVar[dict[Any, PostgresEngine]] = {}
-    _open_lock = threading.Lock()
+    place: PostgresAddress
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock = SYSTEM, read_only: bool = False) -> PostgresEngine:
+    def open(cls, place: Any, *, clock: Clock = SYSTEM, read_only: bool = False) -> Self:
         """Open the engine, or share it. With `read_only` it creates no table, and a role that only reads suffices."""
-        driver()  # a missing package is reported before a wrong URL
-        place = postgres_place(url)
-        key = (place, id(clock), Process.forks, read_only)
-        with cls._open_lock:
-            engine = cls._open.get(key)
-            if engine is None:
-                engine = cls._open[key] = cls(key, place, clock, read_only)
-            return engine.share()
+        return super().open(replace(cls.parsed(place), reads_only=read_only), clock=clock)
 
-    def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock, reads_only: bool = False) -> None:
-        super().__init__(key, place.shown(), clock)
-        self.place: PostgresAddress = place
-        self.reads_only: bool = reads_only
-        #: Lease and wall times are the server's, unless a test passes its own clock.
-        self.by_server: bool = clock is SYSTEM
+    @classmethod
+    def parsed(cls, place: Any) -> PostgresAddress:
+        driver()  # a missing package is reported before a wrong URL
+        return place if isinstance(place, PostgresAddress) else postgres_place(place)
+
+    def __init__(self, key: Hashable, place: PostgresAddress, clock: Clock) -> None:
+        super().__init__(key, place, clock)
+        self.location: str = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
         self._begin = _BEGIN
@@ -94,9 +94,7 @@ class PostgresEngine(ThreadedEngine):
         self.safety_findings: list[SafetyFinding] = []
         self._server = ""
         self._notifier = PostgresNotifier(place, self.wake)
-
-    def lease_now(self) -> float:
-        return 0.0 if self.by_server else self.clock.boot()
+        self._functions = FunctionThreads(self._has_function, self.commit_each, self._inbox.put)
 
     async def store_wall(self) -> float:
         return float(await self.read(server_time)) if self.by_server else self.clock.wall()
@@ -112,7 +110,7 @@ class PostgresEngine(ThreadedEngine):
                 raise StorageError(f"{self.location} refused the connection ({error!s:.300}). {fix}") from error
             raise
         try:
-            found = check(reported(conn), self.place, reads_only=self.reads_only)
+            found = check(reported(conn), self.place, reads_only=self.place.reads_only)
             if self._unmigrated:
                 self._migrate(conn)
             self._connected(conn, found)
@@ -176,6 +174,31 @@ class PostgresEngine(ThreadedEngine):
     def mark(self, tx: Any) -> str | None:
         return cast("str | None", tx.moved)
 
+    # -- functions of users
+
+    def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
+        return self._functions.set_aside(batch)
+
+    def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
+        # Its run id or key is that of a run in an open transaction of the application, which may take long to end.
+        waits = getattr(error, "sqlstate", None) == "55P03" and all(name in _NEW_RUNS for name, _ in request.ops)
+        if waits := waits and threading.current_thread() is self._writer:
+            self._functions.add(request)
+        return waits
+
+    def begin_set_aside(self) -> None:
+        self._functions.begin()
+
+    def _apply(self, tx: Any, request: CommitRequest) -> bool:
+        if tx.moved is None and self._has_function([request]):
+            return apply(self, tx, request)
+        return super()._apply(tx, request)
+
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        batch = super()._new_batch(loop)
+        batch.pending.is_slow = lambda: self._functions.is_open
+        return batch
+
     # -- errors
 
     def is_of_driver(self, error: BaseException) -> bool:
@@ -189,16 +212,20 @@ class PostgresEngine(ThreadedEngine):
             return isinstance(error, driver().OperationalError | driver().InterfaceError)
         return state in _LOST or state.startswith("08")
 
-    def is_conflict(self, error: BaseException) -> bool:
-        return isinstance(error, driver().Error) and error.sqlstate in _CONFLICT
+    def is_repeatable(self, error: BaseException) -> bool:
+        """Return whether an error in a function of a user is none of its statements: it is called again."""
+        return self.is_lost(error) or getattr(error, "sqlstate", None) in ("40001", "40P01")
 
-    def _unavailable(self, error: BaseException) -> StorageBusy:
+    def is_conflict(self, error: BaseException) -> bool:
+        return isinstance(error, AppliedMeanwhile) or getattr(error, "sqlstate", None) in _CONFLICT
+
+    def _unavailable(self, error: BaseException, fix: str) -> StorageBusy:
         if isinstance(error, IsStandby) or getattr(error, "sqlstate", None) == "25006":
             return StorageBusy(
                 f"{self.location} is read-only ({error!s:.300}), and was for {self.timeout:g} s. The outcome of the "
                 "write is unknown. Repeat it when the primary answers, or name the primary in the URL"
             )
-        return super()._unavailable(error)
+        return super()._unavailable(error, fix)
 
     def translate(self, error: BaseException) -> StorageError:
         state, text = getattr(error, "sqlstate", None), f"{error!s:.300}".strip()
@@ -206,8 +233,8 @@ class PostgresEngine(ThreadedEngine):
             return StorageFull(f"no space to write {self.location} ({text}). Acknowledged writes are kept. Free some")
         if state in _CORRUPT:
             return StorageCorrupt(f"{self.location} is damaged ({text}). Restore a backup")
-        if state in ("42P01", "42703", "3F000"):
-            return outdated(self.place, f"lacks tables ({text})")
+        if state in ("42P01", "42703", "3F000", "42501"):
+            return outdated(self.place, f"lacks tables, or rights of this user ({text})")
         return StorageError(f"{self.location}: {text}")
 
     # -- the schema
@@ -219,14 +246,19 @@ class PostgresEngine(ThreadedEngine):
         with self._migration:
             waiting = [*self._unmigrated]
             if waiting:
-                (require_schema if self.reads_only else migrate)(conn, self.place, waiting)
+                (require_schema if self.place.reads_only else migrate)(conn, self.place, waiting)
                 del self._unmigrated[: len(waiting)]
 
     # -- other processes on this server
 
+    @property
+    def channel(self) -> str:
+        """The channel of the notifications."""
+        return self._notifier.channel
+
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._notifier.start()
-        return super().listen(topic, wake)
+        return cast("Callable[[], None]", super().listen(topic, wake))
 
     @property
     def hears(self) -> bool:
@@ -238,6 +270,7 @@ class PostgresEngine(ThreadedEngine):
 
     def _close_now(self) -> None:
         super()._close_now()
+        self._functions.close(self.location, self.timeout)
         self._notifier.close(self.timeout)
 
 

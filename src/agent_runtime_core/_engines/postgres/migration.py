@@ -163,6 +163,8 @@ def run_alone(
                     conn.raw.execute(each)
                 conn.run("COMMIT")
                 return statements
+        except (driver().errors.DuplicateSchema, driver().errors.UniqueViolation):
+            pass  # another process that migrates in an older transaction was faster
         except driver().errors.LockNotAvailable as error:
             log.warning("%s: the migration waits for other transactions (%s)", place, error)
         finally:

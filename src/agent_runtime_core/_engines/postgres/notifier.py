@@ -43,7 +43,7 @@ class PostgresNotifier:
 
     def __init__(self, place: PostgresAddress, wake: Callable[..., None]) -> None:
         self._place, self._wake = place, wake
-        self._channel = f"{_CHANNEL}_{place.schema}"
+        self.channel: str = f"{_CHANNEL}_{place.schema}"
         self._lock = threading.Condition()
         self._topics: set[str] = set()
         self._own = new_ulid(SYSTEM)
@@ -89,7 +89,7 @@ class PostgresNotifier:
                     )
                 conn.execute(
                     "BEGIN; SET LOCAL synchronous_commit = off; "
-                    + "; ".join(f"NOTIFY {self._channel}, '{self._own} {topic}'" for topic in sorted(topics))
+                    + "; ".join(f"NOTIFY {self.channel}, '{self._own} {topic}'" for topic in sorted(topics))
                     + "; COMMIT"
                 )
             except driver().Error:
@@ -120,19 +120,19 @@ class PostgresNotifier:
                     prepare_threshold=None,
                     application_name="agent-runtime listener",
                 )
-                conn.execute(f"LISTEN {self._channel}")
+                conn.execute(f"LISTEN {self.channel}")
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
-                failures = 0
             except (driver().Error, OSError) as error:
-                failures += 1
+                failures = 1 if self.hears else failures + 1
                 if failures == 2 and not self._closed.is_set():
+                    hint = "A pooler such as PgBouncer does that: add listen_url= with the URL of the server itself"
                     log.warning(
-                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. A pooler "
-                        "such as PgBouncer does that: add listen_url= with the URL of the server itself",
+                        "%s sends no notifications (%s), so its runs are found by polling, up to %g s later. %s",
                         self._place,
-                        f"{error!s:.200}".strip(),
+                        " ".join(f"{error!s:.200}".split()),
                         POLL,
+                        hint if isinstance(error, OSError) else "They are sent again when it answers",
                     )
             finally:
                 self.hears = False

@@ -35,6 +35,8 @@ class PostgresAddress:
     #: Whether a pooler such as PgBouncer may give each transaction another connection of the server.
     pooler: bool = False
     allow_unsafe: bool = False
+    #: Whether this process creates and writes nothing there.
+    reads_only: bool = False
 
     def __str__(self) -> str:
         return self.where

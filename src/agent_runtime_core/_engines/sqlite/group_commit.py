@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import LeaseLost, StorageBusy, StorageError
-from ..base import MARK, Guard, NotApplied, Op, OperationSet, moved
+from ..base import MARK, FunctionFailed, Guard, NotApplied, Op, OperationSet, moved
 from ..commit_request import CommitRequest
 from ..os_errors import storage_error
 from .transaction import DRIVER_ERRORS, ConnectionOwner, SQLiteTx, translate
-from .user_transaction import FunctionFailed
 
 COMMIT_TIMEOUT = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 _WEIGHT = 1 / 8  # of the latest flush in the moving average

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 from ...errors import brief
+from ..base import FunctionFailed
 from .transaction import DRIVER_ERRORS, SQLiteTx, ours_to_tell
 
 SQL_LIMIT = 1.0  # seconds of SQL on the writer thread
@@ -41,16 +42,6 @@ _FORBIDDEN = {
     sqlite3.SQLITE_DETACH: "detach a database",
     sqlite3.SQLITE_CREATE_TEMP_TRIGGER: _TEMPORARY,
 }
-
-
-class FunctionFailed(Exception):
-    """What a user's function raised, for its caller: the driver's refusal of its SQL, or an error that ends a program.
-
-    The thread that writes for all must not take either for an error of its own.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class _Guard:
