@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +14,14 @@ import pytest
 
 from agent_runtime_core import AgentRunner
 from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core._engines.postgres import notifier
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.backends import open_url
 from tests.support.fault_runs import Agent, Code, consistent, settings, until
 from tests.support.postgres_servers import PostgresServer
+from tests.support.processes import Child
 
 pytestmark = pytest.mark.postgres
 
@@ -141,3 +145,46 @@ async def test_contents_of_many_megabytes_are_kept(postgres_url: str) -> None:
         assert (result.final_output["value"] == text) is True  # a report of the difference would be long
         assert (await other.state_store.get_checkpoint(run_id) == {"text": text}) is True
         await consistent(other, run_id)
+
+
+async def _next_of(runner: AgentRunner, run_id: Any, kind: str) -> asyncio.Task[Any]:
+    """A task that ends with the next event of that type, which it has begun to wait for."""
+    began = asyncio.Event()
+
+    async def follow() -> Any:
+        async for event in runner.event_bus.subscribe(run_id, 0):
+            began.set()
+            if event.event_type == kind:
+                return event
+        raise AssertionError("the log of a live run has no end")
+
+    task = asyncio.ensure_future(follow())
+    await began.wait()
+    return task
+
+
+async def test_a_notification_whose_connection_is_terminated_is_sent_again(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "TEST_EVERY", math.inf)  # which would reconnect the listeners
+    async with two(postgres_url) as (one, other):
+        run_id = (await one.queue.enqueue("r", "a", {})).run_id
+        for number in range(6):
+            await one.event_bus.publish(run_id, "custom.first", {})
+            task = await _next_of(other, run_id, f"custom.n{number}")
+            name = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+            postgres_server.ask(name, "agent-runtime notifier")
+            await one.event_bus.publish(run_id, f"custom.n{number}", {})
+            async with asyncio.timeout(20):
+                await task
+
+
+async def test_what_a_killed_process_told_nobody_is_found(postgres_url: str) -> None:
+    async with two(postgres_url) as (one, other):
+        run_id = (await one.queue.enqueue("r", "a", {})).run_id
+        await one.event_bus.publish(run_id, "custom.first", {})
+        task = await _next_of(other, run_id, "custom.last")
+        with Child("silent", f"{postgres_url}&fallback_application_name=dies", run_id) as child:
+            assert await child.aended() == -signal.SIGKILL
+        async with asyncio.timeout(20):
+            assert (await task).payload == {"by": child.pid}

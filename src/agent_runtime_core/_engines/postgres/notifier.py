@@ -1,8 +1,8 @@
 """Notifications of commits to a PostgreSQL database.
 
 A notification in the transaction of a step would make all commits of the server wait for each other. So a thread of
-each process sends the topics that have changed over its own connection. If the process dies before that, the others
-find the work when they poll.
+each process sends the topics that have changed over its own connection. If the process is killed before that, the
+others wake all their listeners: they look every second whether the server has lost a client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ INTERVAL: Final = 0.02  # seconds between two notifications of a process, at lea
 TEST_EVERY: Final = 10.0  # seconds between two tests of the listening connection
 HEARD_WITHIN: Final = 2.0  # seconds in which it must hear its own notification
 POLL: Final = 1.0  # seconds between two wakes of all listeners while no notification is heard
+RETRY: Final = 0.2  # seconds after which notifications that failed are sent again
 _CHANNEL: Final = "arc"
+#: How many clients have gone without taking leave; NULL on PostgreSQL 13.
+_GONE: Final = (
+    "SELECT (to_jsonb(d) ->> 'sessions_abandoned')::bigint FROM pg_stat_database d WHERE datname = current_database()"
+)
 _TEST: Final = ""  # the topic of a test
 
 
@@ -88,11 +93,15 @@ class PostgresNotifier:
                     + "; COMMIT"
                 )
             except driver().Error:
-                # The others poll.
                 with contextlib.suppress(Exception):
                     if conn is not None:
                         conn.close()
                 conn = None
+                with self._lock:  # sent again, because others wait for nothing else
+                    self._topics |= topics
+                self._closed.wait(RETRY)
+                if self._closed.is_set():
+                    break
             self._closed.wait(INTERVAL)
         if conn is not None:
             conn.close()
@@ -135,9 +144,15 @@ class PostgresNotifier:
 
     def _receive(self, conn: Any) -> None:
         """Wake listeners for notifications until the connection is found to be deaf."""
-        tested_at, asked_at = 0.0, 0.0
+        tested_at, asked_at, looked_at = 0.0, 0.0, 0.0
+        gone: tuple[int | None] | None = None
         while not self._closed.is_set():
             now = time.monotonic()
+            if now - looked_at > POLL:
+                # A process that was killed had no time for its last notifications. Behind a pooler nobody sees that.
+                before, gone, looked_at = gone, conn.execute(_GONE).fetchone(), now
+                if before != gone or gone == (None,) or self._place.pooler:
+                    self._wake()
             if asked_at and now - asked_at > HEARD_WITHIN:
                 raise OSError(f"its own notification was not heard within {HEARD_WITHIN:g} s")
             if not asked_at and now - tested_at > TEST_EVERY:
