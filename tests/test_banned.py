@@ -268,7 +268,7 @@ OPENERS = {
 }  # fmt: skip
 OPENING = {"os": {"open", "fdopen", "popen", "truncate", "posix_spawn"}, "io": {"open", "open_code", "FileIO"}}
 #: Whose `open` is one of ours: classes, and objects of them.
-OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|writer|manager)$")
+OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|writer|manager|super\(\))$")
 PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 
 

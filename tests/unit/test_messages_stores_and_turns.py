@@ -265,8 +265,8 @@ TURNS = [
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", nope=1)),
-        "start_turn(): unknown option 'nope'. Known: concurrency_key, deadline, delay, expires_in, "
-        "idempotency_key and 6 more.",
+        "start_turn(): unknown option 'nope'. Known: concurrency_key, connection, deadline, delay, "
+        "expires_in and 7 more.",
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", priorty=1)),

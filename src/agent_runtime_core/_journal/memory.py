@@ -31,7 +31,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     """Append a record and return its position.
 
     A record at the same position by the same claim is the same record and is not appended again. Neither is a second
-    end of a generation without a claim. A free position before the last record is refused: its claim is superseded.
+    end of a generation without a claim.
     """
     journal = tx.tables["journal"].get(run_id)
     if journal is None:  # a call less for every other record
@@ -43,7 +43,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
             return last.seq
         seq = max(journal, default=-1) + 1
         record = record._replace(seq=seq)
-    elif journal and seq <= next(reversed(journal)):
+    elif seq in journal:
         return applied(tx, run_id, record)
     ev = -1
     if nev := record[18]:

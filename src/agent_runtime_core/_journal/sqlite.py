@@ -64,12 +64,8 @@ _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
-_INSERT_COPIED = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (id) DO NOTHING"
-# Unless the run has a later record.
-_INSERT = (
-    "INSERT INTO arc_journal SELECT ?1,?2,?3,?4,?5,?6,?7,?8 WHERE NOT EXISTS"
-    f" (SELECT 1 FROM arc_journal WHERE id > ?1 AND id < (?1 / {_POSITIONS} + 1) * {_POSITIONS})"
-)
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+_INSERT_COPIED = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
 # The first record of most runs, whose row is known: one statement instead of one for each number.
 _INSERT_FIRST = (
     f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ? + {_OF_ROWS}) * {_POSITIONS}, ?, ?, ?, ?,"
@@ -203,7 +199,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     """Append a record and return its position.
 
     A record at the same position by the same claim is the same record and is not appended again. Neither is a second
-    end of a generation without a claim. A free position before the last record is refused: its claim is superseded.
+    end of a generation without a claim.
     """
     if record.seq < 0:
         if is_duplicate_end(record, last := ending(tx, run_id)):
@@ -235,9 +231,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             values = run_id, row.arrival, kind, name, result, body, run_id, nev, crc
             tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
         else:
-            cells = _first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc
-            if not tx.execute(_INSERT, cells).rowcount:
-                return applied(tx, run_id, record)
+            tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:

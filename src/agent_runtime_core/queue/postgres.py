@@ -85,6 +85,11 @@ _BEAT = (
 
 
 @cache
+def _choice(condition: str, order: str) -> str:
+    return f"SELECT {ALL} FROM arc_runs WHERE {condition} ORDER BY {order} LIMIT ? {_SKIP}"
+
+
+@cache
 def _update(names: tuple[str, ...]) -> str:
     return f"UPDATE arc_runs SET {', '.join(f'{name} = ?' for name in names)} WHERE n = ?"
 
@@ -218,8 +223,7 @@ class PostgresTransitions(ServerLeases):
         values = [value] if value is not None else []
         if want.agents is not None:
             condition, values = f"{_OF} AND {condition}", [[*want.agents], *values]
-        query = f"SELECT {ALL} FROM arc_runs WHERE {condition} ORDER BY {order} LIMIT ? {_SKIP}"
-        found = fetch(self.tx.execute(query, (*values, limit)))
+        found = fetch(self.tx.execute(_choice(condition, order), (*values, limit)))
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
 
@@ -317,8 +321,7 @@ def _news(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, RunSnap
 
 
 def _last_arrival(view: PostgresConnection) -> int:
-    sequence = view.execute("SELECT pg_get_serial_sequence(?, 'n')", (f"{view.schema}.runs",)).fetchone()[0]
-    last, is_called = view.execute(f"SELECT last_value, is_called FROM {sequence}").fetchone()
+    last, is_called = view.execute("SELECT last_value, is_called FROM arc_runs_n_seq").fetchone()
     return int(last) if is_called else 0
 
 

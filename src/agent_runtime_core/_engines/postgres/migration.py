@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import shlex
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..._core.clock import SYSTEM
 from ..._core.lazy_import import load
 from ..._core.log import log
 from ..._core.validation import must
@@ -175,4 +175,4 @@ def run_alone(
             raise StorageBusy(
                 f"{place}: the schema {conn.schema} was locked for {_MIGRATION_SECONDS:g} s. Try again later"
             )
-        time.sleep(random.uniform(0.02, 0.1))
+        time.sleep(SYSTEM.random.uniform(0.02, 0.1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..._core.clock import SYSTEM
@@ -87,11 +87,7 @@ class PostgresNotifier:
                         prepare_threshold=None,
                         application_name="agent-runtime notifier",
                     )
-                conn.execute(
-                    "BEGIN; SET LOCAL synchronous_commit = off; "
-                    + "; ".join(f"NOTIFY {self.channel}, '{self._own} {topic}'" for topic in sorted(topics))
-                    + "; COMMIT"
-                )
+                conn.execute(_notify(self.channel, [f"{self._own} {topic}" for topic in sorted(topics)]))
             except driver().Error:
                 with contextlib.suppress(Exception):
                     if conn is not None:
@@ -120,7 +116,7 @@ class PostgresNotifier:
                     prepare_threshold=None,
                     application_name="agent-runtime listener",
                 )
-                conn.execute(f"LISTEN {self.channel}")
+                conn.execute(_listen(self.channel))
                 self._wake()  # what was notified before was missed
                 self._receive(conn)
             except (driver().Error, OSError) as error:
@@ -176,3 +172,13 @@ class PostgresNotifier:
         for thread in (self._sender, self._hearer):
             if thread is not None:
                 thread.join(timeout)
+
+
+def _listen(channel: str) -> str:
+    return f"LISTEN {channel}"
+
+
+def _notify(channel: str, payloads: Sequence[str]) -> str:
+    """Return statements that take no parameters: NOTIFY, whose payloads are ids and topics of this library."""
+    notices = "; ".join(f"NOTIFY {channel}, '{payload}'" for payload in payloads)
+    return f"BEGIN; SET LOCAL synchronous_commit = off; {notices}; COMMIT"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -38,6 +39,18 @@ _SWEEP = (
     " (SELECT id FROM arc_documents WHERE expires <= ? LIMIT ? FOR UPDATE SKIP LOCKED)"
 )
 _WORDS = f"SELECT key, rank, words FROM arc_documents WHERE {_OF_KIND} AND {_LIVE} AND words <> ''"
+
+_SEARCH = f"{_WORDS} AND (lexemes @@ ?::tsquery OR lexemes IS NULL)"
+_GET = f"SELECT {_COLUMNS} FROM arc_documents WHERE {_OF_KIND} AND key = ANY(?) AND {_LIVE}"
+_DELETE = f"DELETE FROM arc_documents WHERE {_OF_KIND} AND key = ? AND {_LIVE}"
+_CLEAR = f"DELETE FROM arc_documents WHERE {_OF_KIND} RETURNING {_LIVE}"
+_CLEAR_GROUP = f"DELETE FROM arc_documents WHERE {_OF_KIND} AND grp = ? RETURNING {_LIVE}"
+
+
+@lru_cache(256)
+def _select(columns: str, *conditions: str, end: str = "") -> str:
+    """Return a statement. All parts of it are texts of this module."""
+    return f"SELECT {columns} FROM arc_documents WHERE {' AND '.join(conditions)} {end}"
 
 
 def _crc(space: str, kind: str, document: Document) -> int:
@@ -108,10 +121,9 @@ class PostgresDocumentTransaction(DocumentTransaction):
         self._tx.execute(f"DELETE FROM arc_documents WHERE {_OF_KIND} AND key = ?", (space, kind, key))
 
     def live_keys(self, space: str, kind: str, group: str | None, now: float) -> list[str]:
-        of_group = "" if group is None else " AND grp = ?"
-        query = f"SELECT key FROM arc_documents WHERE {_OF_KIND} AND {_LIVE}{of_group}"
-        values = (space, kind, now) if group is None else (space, kind, now, group)
-        return [key for (key,) in self._tx.execute(query, values)]
+        of_group, values = ((), ()) if group is None else (("grp = ?",), (group,))
+        rows = self._tx.execute(_select("key", _OF_KIND, _LIVE, *of_group), (space, kind, now, *values))
+        return [key for (key,) in rows]
 
     def drop(self, space: str) -> None:
         self._tx.execute("DELETE FROM arc_documents WHERE space = ?", (space,))
@@ -119,21 +131,19 @@ class PostgresDocumentTransaction(DocumentTransaction):
 
 def _delete(tx: PostgresTx, space: str, kind: str, key: str, now: float) -> bool:
     # The checksum is not verified, so that a damaged document can be deleted.
-    query = f"DELETE FROM arc_documents WHERE {_OF_KIND} AND key = ? AND {_LIVE}"
-    return bool(tx.execute(query, (space, kind, key, now)).rowcount)
+    return bool(tx.execute(_DELETE, (space, kind, key, now)).rowcount)
 
 
 def _clear(tx: PostgresTx, space: str, kind: str, group: str | None, now: float) -> int:
-    of_group, values = ("", ()) if group is None else (" AND grp = ?", (group,))
-    query = f"DELETE FROM arc_documents WHERE {_OF_KIND}{of_group} RETURNING {_LIVE}"
     # A parameter of RETURNING comes after those of WHERE.
-    return sum(live for (live,) in tx.execute(query, (space, kind, *values, now)))
+    if group is None:
+        return sum(live for (live,) in tx.execute(_CLEAR, (space, kind, now)))
+    return sum(live for (live,) in tx.execute(_CLEAR_GROUP, (space, kind, group, now)))
 
 
 def _get(view: PostgresConnection, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
     """Return the existing documents with these keys, in their order."""
-    query = f"SELECT {_COLUMNS} FROM arc_documents WHERE {_OF_KIND} AND key = ANY(?) AND {_LIVE}"
-    found = {row[0]: _read(space, kind, row) for row in view.execute(query, (space, kind, [*keys], now))}
+    found = {row[0]: _read(space, kind, row) for row in view.execute(_GET, (space, kind, [*keys], now))}
     return [found[key] for key in keys if key in found]
 
 
@@ -148,10 +158,7 @@ def _find(view: PostgresConnection, query: Query) -> list[Document]:
     if query.high is not None:
         given.append(("rank < ?", query.high))
     down = " DESC" if query.descending else ""
-    statement = (
-        f"SELECT {_COLUMNS} FROM arc_documents WHERE {' AND '.join(text for text, _ in given)}"
-        f" ORDER BY rank{down}, key{down} LIMIT ? OFFSET ?"
-    )
+    statement = _select(_COLUMNS, *(text for text, _ in given), end=f"ORDER BY rank{down}, key{down} LIMIT ? OFFSET ?")
     limits = (None if query.limit is None else min(query.limit, 2**62), min(query.offset or 0, 2**62))
     rows = view.execute(statement, (*(value for _, value in given), *limits))
     return [_read(query.space, query.kind, row) for row in rows]
@@ -167,8 +174,7 @@ def _search(
 ) -> list[Document]:
     """Return the documents that contain all words; the last word also matches words that begin with it."""
     parts = [f"'{word}'" for word in dict.fromkeys(words[:-1])] + [f"'{words[-1]}':*"]
-    query = f"{_WORDS} AND (lexemes @@ ?::tsquery OR lexemes IS NULL)"
-    found = view.execute(query, (space, kind, now, " & ".join(parts))).fetchall()
+    found = view.execute(_SEARCH, (space, kind, now, " & ".join(parts))).fetchall()
     return _get(view, space, kind, best(words, found, limit), now)
 
 

@@ -44,17 +44,6 @@ async def commits_are_applied_in_the_order_of_the_calls(make: Make) -> None:
 
 
 @CASES
-async def a_free_position_before_the_last_record_is_refused(make: Make) -> None:
-    async with opened(make) as store:
-        await install(store, NEW)
-        await append(store, record(0, claim=NEW), claim=NEW)
-        await append(store, record(2, claim=NEW), claim=NEW)
-        with refused(LeaseLost, "a record at a free position before the last record"):
-            await append(store, record(1, claim=NEW), claim=NEW)
-        same([each.seq for each in await store.records(RUN)], [0, 2], "the positions of the records")
-
-
-@CASES
 async def the_last_checkpoint_is_kept(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_checkpoint(RUN), None, "the checkpoint of an unknown run")
