@@ -293,7 +293,7 @@ def test_the_readme_has_blocks() -> None:
     assert len([each for each in blocks_of((ROOT / "README.md").read_text("utf-8")) if not each.skip_run]) == 3
 
 
-@pytest.mark.parametrize(("page", "kilobytes"), [("README.md", 9), ("CHANGELOG.md", 34)])
+@pytest.mark.parametrize(("page", "kilobytes"), [("README.md", 9), ("CHANGELOG.md", 36)])
 def test_a_reader_gets_through_the_page(page: str, kilobytes: int) -> None:
     assert (ROOT / page).stat().st_size <= kilobytes * 1024
 
