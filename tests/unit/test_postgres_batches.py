@@ -11,10 +11,14 @@ import pytest
 
 from agent_runtime_core._core.ids import new_ulid
 from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core._engines.postgres.connection import PostgresConnection
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.events import get_event_bus
+from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.queue.records import MailboxMessage, RunFilter, RunRow, RunUpdate
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing import VirtualClock
 
@@ -179,3 +183,38 @@ async def test_random_commits_have_the_same_outcome_with_and_without_batches(see
     finally:
         await batched.close()
         await plainly.close()
+
+
+STEPS = 10
+
+
+class Steps(AgentRuntime):
+    key = "steps"
+
+    async def run(self, ctx: Any) -> RunResult:
+        for n in range(STEPS):
+            await ctx.step(f"s{n}", lambda: 1)
+        return RunResult({"done": True})
+
+
+async def test_a_run_takes_few_round_trips(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most three, and one for each step; what the heartbeat of a process sends is not of a run."""
+    registry, trips = Registry(), 0
+    registry.register(Steps())
+    for name in ("execute", "run", "pipelined"):
+        call = getattr(PostgresConnection, name)
+
+        def counted(conn: Any, statements: Any, *args: Any, call: Any = call, name: str = name) -> Any:
+            nonlocal trips
+            before = trips
+            found = call(conn, statements, *args)
+            # The statements of a batch are sent together.
+            trips = before + bool(statements and "processes" not in str(statements))
+            return found
+
+        monkeypatch.setattr(PostgresConnection, name, counted)
+    async with AgentRunner.open(postgres_url, registry=registry, persistence=None) as runner:
+        await runner.execute("steps", None, {"messages": []})  # which migrates, and reads what is read once
+        trips = 0
+        await runner.execute("steps", None, {"messages": []})
+        assert STEPS < trips <= 3 + STEPS
