@@ -17,7 +17,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner, RunResult
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core.errors import LeaseLost, RunFailed, StepExecutionError, UnserialisableResult
+from agent_runtime_core.errors import RunFailed, StepExecutionError, UnserialisableResult
 from agent_runtime_core.portal import call
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
