@@ -195,8 +195,13 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """That server, with the beginning of the name of a schema; what a test has made of it is dropped after the test."""
+def postgres_url(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """That server, with the beginning of the name of a schema; what a test has made of it is dropped after the test.
+
+    As with Redis, a machine that gives the server no time for some seconds is no outage.
+    """
+    threaded = importlib.import_module("agent_runtime_core._engines.threaded")
+    monkeypatch.setattr(threaded, "COMMIT_TIMEOUT", STANDSTILL)
     name = f"t{next(_PREFIXES)}"
     yield f"{postgres_server.url}?schema={name}"
     drop = "SELECT nspname FROM pg_namespace WHERE nspname = %s OR nspname LIKE %s"
