@@ -21,7 +21,7 @@ import pytest
 from tests.support.redis_servers import HOST as HOST
 from tests.support.redis_servers import free_port
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 
 
 @cache
