@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._engines.base import NotApplied, OperationSet
+from .._engines.base import FunctionFailed, NotApplied, OperationSet
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresTx
-from .._engines.postgres.user_transaction import AppliedMeanwhile, FunctionFailed, run
+from .._engines.postgres.user_transaction import AppliedMeanwhile, run
 from ..errors import LeaseLost
 from .record import Record, has_outcome, is_duplicate_end
 

@@ -5,7 +5,6 @@ No package is imported for that: a connection can only be of a class whose packa
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 from ..._core.threads import in_thread
 from ..._core.validation import Shown, must
 from ...errors import InvalidArgument
+from .connection import NAMED
 from .url import driver
 
 _IDLE = 0  # `psycopg.pq.TransactionStatus.IDLE`
-_NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
 _KINDS = (
     "be an open connection of psycopg, asyncpg or Django, or a connection or session of SQLAlchemy, to the PostgreSQL "
     "database of the runner"
@@ -136,7 +135,7 @@ def _begun(conn: Any) -> Any:
 
 
 def _pyformat(statement: str) -> str:
-    return _NAMED.sub(r"%(\1)s", statement)
+    return NAMED.sub(r"%(\1)s", statement)
 
 
 # -- asyncpg
@@ -146,7 +145,7 @@ async def _of_asyncpg(conn: Any, statement: str, values: Mapping[str, Any]) -> A
     if not conn.is_in_transaction():
         raise _no_transaction("`async with connection.transaction():`")
     names = [*values]
-    numbered = _NAMED.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    numbered = NAMED.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     return await conn.fetchrow(numbered, *values.values())
 
 

@@ -22,7 +22,7 @@ _NETWORK = {
 }  # fmt: skip
 _NAME = re.compile(r"\barc_(\w+)")
 _HINT = re.compile(r" (?:INDEXED BY \w+|NOT INDEXED)")
-_NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
+NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
 # What SQLite writes in another way. It keeps the last runs out of some indexes; here all runs are listed.
 _WORDS = (
     ("SELECT value FROM json_each(%s)", "SELECT value::bigint FROM json_array_elements_text(%s::json)"),
@@ -40,7 +40,7 @@ _LONG = 4096  # characters of a long text
 def translated(statement: str, schema: str) -> str:
     """Return a statement as the driver takes it."""
     text = _HINT.sub("", statement.replace("%", "%%"))
-    text = _NAMED.sub(r"%(\1)s", text).replace("?", "%s")
+    text = NAMED.sub(r"%(\1)s", text).replace("?", "%s")
     for ours, theirs in _WORDS:
         text = text.replace(ours, theirs)
     return named(text, schema)

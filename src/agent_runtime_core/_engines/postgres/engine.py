@@ -89,7 +89,6 @@ class PostgresEngine(ThreadedEngine):
         self.location: str = place.shown()
         self._unmigrated: list[OperationSet] = [TABLES]
         self._migration = threading.Lock()
-        self._begin = _BEGIN
         #: What was unsafe when this process connected last.
         self.safety_findings: list[SafetyFinding] = []
         self._server = ""

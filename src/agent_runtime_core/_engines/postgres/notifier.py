@@ -50,7 +50,6 @@ class PostgresNotifier:
         self._sender: threading.Thread | None = None
         self._hearer: threading.Thread | None = None
         self._closed = threading.Event()
-        self._heard_at = 0.0
         #: Whether the listening connection was found to hear.
         self.hears: bool = False
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 from ..._core.threads import started
 from ...errors import LeaseLost, StorageBusy, StorageClosed, brief
+from ..base import FunctionFailed
 from ..commit_request import CommitRequest, resolve_all
 from .url import driver
 
@@ -44,13 +45,6 @@ _TEMPORARY: Final = re.compile(r"\s*CREATE\s+(?:\w+\s+)?TEMP(?:ORARY)?\b(?!.*\bO
 _ENDS: Final = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "PREPARE"}
 ENDS: Final = "begin, commit or roll back: the library commits it together with the record of its step"
 _OF_SESSION: Final = {"SET", "RESET", "DISCARD", "LISTEN", "UNLISTEN", "LOAD", "EXECUTE", "DEALLOCATE", "DECLARE"}
-
-
-class FunctionFailed(Exception):
-    """What a user's function raised, for its caller."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error: BaseException = error
 
 
 class AppliedMeanwhile(Exception):
