@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .._engines.base import Batch
 from .._engines.commit_request import CommitRequest
-from .._engines.postgres.connection import NOT_MOVED, columns, unnested
+from .._engines.postgres.connection import NOT_MOVED, rows_of, sent
 from .._engines.postgres.engine import NOW
 from .records import COLUMNS, ClaimRequest, RunRow, as_claimed
 from .sqlite_find import checked_row
@@ -38,9 +38,10 @@ def _kind(name: str) -> str:
 
 # -- queue.insert and queue.take
 
-_NEW_ROWS: Final = unnested("w", *(f"{name} {_kind(name)}" for name in _STORED))
+_NEW_ROWS: Final = rows_of("w", *(f"{name} {_kind(name)}" for name in _STORED))
 # The same run may be in an open transaction of the application, which must not delay all commits of this process.
-_BRIEF: Final = "WITH brief AS MATERIALIZED (SELECT set_config('lock_timeout', '250ms', true)) "
+# The time is read once: a run that never started is told by `started_at = claimed_at`.
+_BRIEF: Final = f"WITH brief AS MATERIALIZED (SELECT {NOW} AS now, set_config('lock_timeout', '250ms', true)) "
 _INSERT: Final = (
     f"{_BRIEF}INSERT INTO arc_runs ({', '.join(_STORED)}) SELECT w.* FROM"
     f" brief, {_NEW_ROWS} WHERE {NOT_MOVED}"
@@ -55,7 +56,7 @@ def _cells(row: RunRow) -> tuple[Any, ...]:
 def insert(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Store new runs that nothing delays or blocks."""
     rows = [_cells(args[0]) for request in requests for _, args in request.ops]
-    [found] = yield [(_INSERT, columns(rows, len(_STORED)))]
+    [found] = yield [(_INSERT, (sent(_STORED, rows),))]
     arrivals = dict(found)
     for request in requests:
         mine: list[RunRow] = [args[0] for _, args in request.ops]
@@ -76,12 +77,10 @@ def _is_free(row: RunRow) -> bool:
 
 @cache
 def _take(by_server: bool) -> str:
-    now = f"({NOW})" if by_server else None
-    values = {
-        name: f"{now} + w.lease_until" if name == "lease_until" else now
-        for name in ("lease_until", "claimed_at", "started_at", "updated_at")
-        if now is not None
-    }
+    values = dict.fromkeys(("claimed_at", "started_at", "updated_at"), "brief.now")
+    values["lease_until"] = "brief.now + w.lease_until"
+    if not by_server:
+        values = {}
     return (
         f"{_BRIEF}INSERT INTO arc_runs AS r ({', '.join(_STORED)})"
         f" SELECT {', '.join(values.get(name, f'w.{name}') for name in _STORED)}"
@@ -94,7 +93,7 @@ def take(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Store new runs that their callers execute."""
     of_run = {request.ops[0].args[0].run_id: request for request in requests}
     rows = (as_claimed(row, want.tickets[0], want) for row, _, _, want, *_ in (each.ops[0].args for each in requests))
-    [found] = yield [(_take(engine.by_server), columns(map(_cells, rows), len(_STORED)))]
+    [found] = yield [(_take(engine.by_server), (sent(_STORED, map(_cells, rows)),))]
     for row in map(checked_row, found):
         of_run[row.run_id].result = [("claimed", row)]
     return [request for request in requests if request.result is None]
@@ -112,8 +111,7 @@ Claims = list[tuple[tuple[str, Sequence[Any]], list[tuple[str, CommitRequest]]]]
 @cache
 def _claim(by_server: bool, agents: int) -> str:
     """Return the statement that claims ready runs. `agents` is how many agents it names; -1: all runs."""
-    now = f"({NOW})" if by_server else "?::float8"
-    lease = f"{now} + ?::float8" if by_server else "?::float8"
+    now, lease = (NOW, "clock.now + ?::float8") if by_server else ("?::float8", "?::float8")
     ready = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND claim_id < ?"
     # Of several agents, more rows are looked at than are claimed: other workers may have locked some of them.
     order = "ORDER BY priority DESC, n LIMIT"
@@ -131,11 +129,12 @@ def _claim(by_server: bool, agents: int) -> str:
         " unnest(?::text[], ?::text[], ?::text[]) AS w (ticket, owner, token) LEFT JOIN arc_runs o"
         " ON o.run_id = w.owner WHERE w.owner IS NULL OR o.claim_id = w.token AND o.status <> 'running'"
         " AND o.xmin = pg_current_xact_id()::xid),"
-        f" c AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),"
+        f" clock AS MATERIALIZED (SELECT {now} AS now), c AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),"
         " p AS (SELECT c.run_id, row_number() OVER (ORDER BY c.priority DESC, c.n) AS place FROM c)"
         " UPDATE arc_runs r SET status = 'running', claim_id = t.ticket, worker = ?, holder = ?,"
-        f" lease_until = {lease}, claimed_at = {now}, started_at = coalesce(r.started_at, {now}), updated_at = {now},"
-        f" due_at = 0, held = 0 FROM p JOIN t USING (place) WHERE r.run_id = p.run_id AND {NOT_MOVED} RETURNING {ROW}"
+        " claimed_at = clock.now, started_at = coalesce(r.started_at, clock.now), updated_at = clock.now,"
+        f" lease_until = {lease}, due_at = 0, held = 0 FROM p JOIN t USING (place), clock"
+        f" WHERE r.run_id = p.run_id AND {NOT_MOVED} RETURNING {ROW}"
     )
 
 
@@ -167,9 +166,9 @@ def _claim_statement(
         chosen = [want.agents[0], lowest]
     else:
         chosen = [[*want.agents], lowest, 4 * len(tickets) + 16, lowest]
-    times = [want.lease_until] if engine.by_server else [want.lease_until, *[want.wall] * 3]
+    times = [] if engine.by_server else [want.wall]
     statement = _claim(engine.by_server, -1 if want.agents is None else min(len(want.agents), 2))
-    return statement, (tickets, owners, tokens, *chosen, want.worker, want.holder, *times)
+    return statement, (tickets, owners, tokens, *times, *chosen, want.worker, want.holder, want.lease_until)
 
 
 def given(groups: Claims, replies: Sequence[list[Any]]) -> dict[CommitRequest, list[RunRow]]:

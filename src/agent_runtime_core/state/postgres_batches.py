@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .._engines.base import Batch
 from .._engines.commit_request import CommitRequest
-from .._engines.postgres.connection import NOT_MOVED, columns, unnested
+from .._engines.postgres.connection import NOT_MOVED, rows_of, sent
 from .._journal.record import Record
 from ..queue.postgres_batches import ROW, Steps, claims, given
 from ..queue.records import COLUMNS, LIVE, RunRow, RunUpdate
@@ -19,12 +19,13 @@ from ..queue.sqlite_find import checked_row
 
 # -- journal.append
 
-_RECORDS: Final = unnested(
-    "w", "run_id text", "token text", "first int", "seq int", "kind text", "name text", "key text", "attempt int",
+_RECORD: Final = (
+    "run_id text", "token text", "first int", "seq int", "kind text", "name text", "key text", "attempt int",
     "claim_id text", "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int",
     "ms bigint", "info text", "next text", "digest text", "nev int",
 )  # fmt: skip
-_RECORD_WIDTH: Final = 21
+_RECORD_NAMES: Final = [each.split(" ")[0] for each in _RECORD]
+_RECORDS: Final = rows_of("w", *_RECORD)
 _LAST: Final = (
     "LEFT JOIN LATERAL (SELECT seq, ev + nev AS ev FROM arc_journal WHERE run_id = ok.run_id ORDER BY seq DESC LIMIT 1)"
     " j ON true LEFT JOIN LATERAL (SELECT seq + 1 AS seq FROM arc_events WHERE run_id = ok.run_id"
@@ -43,7 +44,7 @@ _APPEND: Final = (
 )
 
 
-def _records(requests: Sequence[CommitRequest]) -> list[list[Any]]:
+def _records(requests: Sequence[CommitRequest]) -> str:
     rows = []
     for request in requests:
         assert request.guard is not None
@@ -51,7 +52,7 @@ def _records(requests: Sequence[CommitRequest]) -> list[list[Any]]:
         records: list[Record] = [args[1] for name, args in request.ops if name == "journal.append"]
         # If the first one is not after the last stored record, none of them is appended.
         rows += [(run_id, token, records[0].seq, *record[:17], record.nev) for record in records]
-    return columns(sorted(rows, key=lambda row: row[0]), _RECORD_WIDTH)
+    return sent(_RECORD_NAMES, sorted(rows, key=lambda row: row[0]))
 
 
 def _appends(request: CommitRequest) -> bool:
@@ -67,7 +68,7 @@ def _appends(request: CommitRequest) -> bool:
 
 def append(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """Append the records of claims that are current."""
-    [rows] = yield [(_APPEND, _records(requests))]
+    [rows] = yield [(_APPEND, (_records(requests),))]
     stored = set(rows)
     for request in requests:
         places = [(args[0], args[1].seq) for _, args in request.ops]
@@ -78,12 +79,13 @@ def append(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
 
 # -- queue.settle, of runs that end, and queue.claim
 
-_ENDS: Final = unnested(
-    "e", "run_id text", "claim_id text", "seq int", "cursor int", "status text", "now float8", "parked int",
+_ENDS: Final = (
+    "run_id text", "claim_id text", "seq int", "cursor int", "status text", "now float8", "parked int",
     "reason text", "failures int", "crashes int", "stalls int", "mark int", "output text", "error text",
 )  # fmt: skip
+_END_NAMES: Final = [each.split(" ")[0] for each in _ENDS]
 _END: Final = (
-    f"WITH e AS (SELECT * FROM {_ENDS}), "
+    f"WITH e AS (SELECT * FROM {rows_of('e', *_ENDS)}), "
     " locked AS MATERIALIZED (SELECT r.run_id FROM arc_runs r JOIN e USING (run_id) ORDER BY r.run_id"
     " FOR NO KEY UPDATE OF r), ok AS MATERIALIZED (UPDATE arc_runs r SET status = e.status, due_at = 0,"
     " parked = e.parked, reason = e.reason, failures = e.failures, crashes = e.crashes, stalls = e.stalls,"
@@ -98,7 +100,7 @@ _END: Final = (
 
 def end(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """End runs, and claim the next ones for those who ask for that in the same commit."""
-    values = [*columns(sorted(map(_end_cells, requests)), 14), *_records(requests)]
+    values = sent(_END_NAMES, sorted(map(_end_cells, requests))), _records(requests)
     wants = [(request, request.ops[-1].args[0]) for request in requests if request.ops[-1].name == "queue.claim"]
     groups = claims(engine, wants)
     replies = yield [(_END, values), *(statement for statement, _ in groups)]

@@ -6,13 +6,13 @@ library writes them for SQLite too.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from ..._core.clock import Clock
-from ..._core.lazy_import import load
 from .url import PostgresAddress, driver
 
 #: For keepalives, and for how long a sent statement may stay unconfirmed by the network.
@@ -32,8 +32,8 @@ _WORDS = (
 )
 #: PostgreSQL stores no NUL. Written so, texts keep their order.
 _WRITTEN = str.maketrans({"\0": "\1\1", "\1": "\1\2"})
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _READ = re.compile("\1([\1\2])")
-_LONG = 4096  # characters of a long text
 
 
 @lru_cache(4096)
@@ -52,10 +52,6 @@ def named(statement: str, schema: str) -> str:
     return _NAME.sub(rf"{schema}.\1", statement)
 
 
-class LongTexts(list[str | None]):
-    """A list of texts that is sent without escapes: to escape 10 MB takes two seconds, and blocks all threads."""
-
-
 def written(value: Any) -> Any:
     """Return a value as it is stored."""
     kind = type(value)
@@ -64,8 +60,7 @@ def written(value: Any) -> Any:
     if kind is bool:
         return int(value)
     if kind is list:
-        cells = [written(each) for each in value]
-        return LongTexts(cells) if any(type(each) is str and len(each) > _LONG for each in cells) else cells
+        return [written(each) for each in value]
     return str(value) if isinstance(value, str) else value
 
 
@@ -81,16 +76,18 @@ def _original(found: re.Match[str]) -> str:
     return "\0" if found[1] == "\1" else "\1"
 
 
-def unnested(table: str, *cells: str) -> str:
-    """Return a table of parameters; each column is `name type`."""
-    named = [cell.split(" ") for cell in cells]
-    arrays, names = (f"?::{kind}[]" for _, kind in named), (each for each, _ in named)
-    return f"unnest({', '.join(arrays)}) AS {table} ({', '.join(names)})"
+def rows_of(table: str, *columns: str) -> str:
+    """Return a table whose rows are one parameter, which `sent` returns; each column is `name type`."""
+    return f"json_to_recordset(?::json) AS {table} ({', '.join(columns)})"
 
 
-def columns(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Return the values of rows for `unnested`."""
-    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+def sent(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows for `rows_of`. To write one JSON text takes a tenth of the time of an array for each column."""
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    text = _JSON.encode(found)
+    if "\\u0000" in text or "\\u0001" in text:
+        text = _JSON.encode([{name: written(cell) for name, cell in row.items()} for row in found])
+    return text
 
 
 #: What each statement of a batch requires.
@@ -138,7 +135,6 @@ class PostgresConnection:
         self.raw: Any = psycopg.connect(
             place.conninfo, autocommit=True, prepare_threshold=None if place.pooler else 3, **_NETWORK
         )
-        self.raw.adapters.register_dumper(LongTexts, load("psycopg.types.array:ListBinaryDumper"))
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
         """Execute a statement."""
