@@ -24,7 +24,6 @@ _RECORD: Final = (
     "claim_id text", "t float8", "result text", "error text", "state text", "pos int", "total int", "tries int",
     "ms bigint", "info text", "next text", "digest text", "nev int",
 )  # fmt: skip
-_RECORD_NAMES: Final = [each.split(" ")[0] for each in _RECORD]
 _RECORDS: Final = rows_of("w", *_RECORD)
 _LAST: Final = (
     "LEFT JOIN LATERAL (SELECT seq, ev + nev AS ev FROM arc_journal WHERE run_id = ok.run_id ORDER BY seq DESC LIMIT 1)"
@@ -52,7 +51,7 @@ def _records(requests: Sequence[CommitRequest]) -> str:
         records: list[Record] = [args[1] for name, args in request.ops if name == "journal.append"]
         # If the first one is not after the last stored record, none of them is appended.
         rows += [(run_id, token, records[0].seq, *record[:17], record.nev) for record in records]
-    return sent(_RECORD_NAMES, sorted(rows, key=lambda row: row[0]))
+    return sent(_RECORD, sorted(rows, key=lambda row: row[0]))
 
 
 def _appends(request: CommitRequest) -> bool:
@@ -83,7 +82,6 @@ _ENDS: Final = (
     "run_id text", "claim_id text", "seq int", "cursor int", "status text", "now float8", "parked int",
     "reason text", "failures int", "crashes int", "stalls int", "mark int", "output text", "error text",
 )  # fmt: skip
-_END_NAMES: Final = [each.split(" ")[0] for each in _ENDS]
 _END: Final = (
     f"WITH e AS (SELECT * FROM {rows_of('e', *_ENDS)}), "
     " locked AS MATERIALIZED (SELECT r.run_id FROM arc_runs r JOIN e USING (run_id) ORDER BY r.run_id"
@@ -100,7 +98,7 @@ _END: Final = (
 
 def end(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
     """End runs, and claim the next ones for those who ask for that in the same commit."""
-    values = sent(_END_NAMES, sorted(map(_end_cells, requests))), _records(requests)
+    values = sent(_ENDS, sorted(map(_end_cells, requests))), _records(requests)
     wants = [(request, request.ops[-1].args[0]) for request in requests if request.ops[-1].name == "queue.claim"]
     groups = claims(engine, wants)
     replies = yield [(_END, values), *(statement for statement, _ in groups)]

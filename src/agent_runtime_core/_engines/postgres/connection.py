@@ -81,8 +81,9 @@ def rows_of(table: str, *columns: str) -> str:
     return f"json_to_recordset(?::json) AS {table} ({', '.join(columns)})"
 
 
-def sent(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def sent(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return rows for `rows_of`. To write one JSON text takes a tenth of the time of an array for each column."""
+    names = [column.partition(" ")[0] for column in columns]
     found = [dict(zip(names, row, strict=True)) for row in rows]
     text = _JSON.encode(found)
     if "\\u0000" in text or "\\u0001" in text:
