@@ -81,10 +81,14 @@ def rows_of(table: str, *columns: str) -> str:
     return f"json_to_recordset(?::json) AS {table} ({', '.join(columns)})"
 
 
-def sent(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+@lru_cache
+def _names(columns: tuple[str, ...]) -> list[str]:
+    return [column.split(" ")[0] for column in columns]
+
+
+def sent(columns: tuple[str, ...], rows: Iterable[Sequence[Any]]) -> str:
     """Return rows for `rows_of`. To write one JSON text takes a tenth of the time of an array for each column."""
-    names = [column.partition(" ")[0] for column in columns]
-    found = [dict(zip(names, row, strict=True)) for row in rows]
+    found = [dict(zip(_names(columns), row, strict=True)) for row in rows]
     text = _JSON.encode(found)
     if "\\u0000" in text or "\\u0001" in text:
         text = _JSON.encode([{name: written(cell) for name, cell in row.items()} for row in found])
