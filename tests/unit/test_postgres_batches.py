@@ -197,24 +197,50 @@ class Steps(AgentRuntime):
         return RunResult({"done": True})
 
 
-async def test_a_run_takes_few_round_trips(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most three, and one for each step; what the heartbeat of a process sends is not of a run."""
-    registry, trips = Registry(), 0
-    registry.register(Steps())
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The round trips: what is sent together is one. What the heartbeat of a process sends is not of a run."""
+    found = list[str]()
     for name in ("execute", "run", "pipelined"):
         call = getattr(PostgresConnection, name)
 
-        def counted(conn: Any, statements: Any, *args: Any, call: Any = call, name: str = name) -> Any:
-            nonlocal trips
-            before = trips
-            found = call(conn, statements, *args)
-            # The statements of a batch are sent together.
-            trips = before + bool(statements and "processes" not in str(statements))
-            return found
+        def noted(conn: Any, statements: Any, *args: Any, call: Any = call) -> Any:
+            before = len(found)
+            rows = call(conn, statements, *args)
+            found[before:] = [str(statements)] if statements and "processes" not in str(statements) else []
+            return rows
 
-        monkeypatch.setattr(PostgresConnection, name, counted)
+        monkeypatch.setattr(PostgresConnection, name, noted)
+    return found
+
+
+async def test_a_run_takes_few_round_trips(postgres_url: str, sent: list[str]) -> None:
+    """At most three, and one for each step."""
+    registry = Registry()
+    registry.register(Steps())
     async with AgentRunner.open(postgres_url, registry=registry, persistence=None) as runner:
         await runner.execute("steps", None, {"messages": []})  # which migrates, and reads what is read once
-        trips = 0
+        sent.clear()
         await runner.execute("steps", None, {"messages": []})
-        assert STEPS < trips <= 3 + STEPS
+        assert STEPS < len(sent) <= 3 + STEPS
+
+
+async def test_a_worker_reads_no_journal_of_a_run_that_never_started(postgres_url: str, sent: list[str]) -> None:
+    registry, count = Registry(), 20
+
+    class Last(AgentRuntime):
+        key = "last"
+
+        async def run(self, ctx: Any) -> RunResult:
+            nonlocal count
+            if not (count := count - 1):
+                runner.stop()
+            return RunResult()
+
+    registry.register(Last())
+    async with AgentRunner.open(postgres_url, registry=registry, persistence=None) as runner:
+        for _ in range(count):
+            await runner.submit("last", {"messages": []})
+        sent.clear()
+        await runner.run_loop()
+        assert not any("journal" in each for each in sent if each.startswith("SELECT"))

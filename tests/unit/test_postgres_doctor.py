@@ -184,5 +184,9 @@ def test_a_pooler_in_transaction_mode(
     run.url += f"&pooler=1&listen_url={quote(direct.partition('?')[0], safe='')}"
     assert any(each.startswith("notifications are heard") for each in found(run, "ok"))
     assert run("submit", "agent")[0] == 0
+    # An application shares the connections of the pooler.
+    with psycopg.connect(f"postgresql://postgres@{pgbouncer}/postgres") as other:
+        found_there = other.execute("SELECT current_setting('enable_seqscan'), current_setting('plan_cache_mode')")
+        assert found_there.fetchone() == ("on", "auto")
     assert "PENDING" in run("runs")[1].upper()
     assert migrate_store(run.url) == (run.url.partition("&")[0].replace("postgres@", ""), [])

@@ -33,7 +33,11 @@ _BEGIN: Final = (
 )
 #: For the connection of the commits, which finds rows by their keys. The server plans each statement once, instead of
 #: each time it is executed. A plan made for an empty table must not read the whole table when it is full.
-_PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
+#: Not behind a pooler, where another client would get the settings: there the process of the server is another one.
+_PLAN_ONCE: Final = (
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false),"
+    " set_config('jit', 'off', false) WHERE pg_backend_pid() = ?"
+)
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOCK_RUNS: Final = "SELECT 1 FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
 _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
@@ -116,8 +120,8 @@ class PostgresEngine(ThreadedEngine):
             if self._unmigrated:
                 self._migrate(conn)
             self._connected(conn, found)
-            if threading.current_thread() is self._writer and not self.place.pooler:  # which shares its connections
-                conn.run(_PLAN_ONCE)
+            if threading.current_thread() is self._writer:
+                conn.execute(_PLAN_ONCE, (conn.raw.info.backend_pid,))
         except BaseException:
             conn.close()
             raise
