@@ -205,7 +205,7 @@ BUDGET: dict[str, int] = {
     "_execution": 6032,
     "persistence": 5901,
     "llm": 3942,
-    "_engines": 6112,
+    "_engines": 6115,
     "_core": 3329,
     "turns": 2990,
     "server": 2952,
