@@ -159,12 +159,13 @@ async def traced(
     request: Awaitable[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """Await the recorded form of an answer, and trace the call, also if it fails."""
-    started, answer, failure = ctx.clock.wall(), dict[str, Any](), None
+    started, answer, failure, kind = ctx.clock.wall(), dict[str, Any](), None, None
     try:
         answer = await request
         return answer
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}"
+        kind = type(error).__name__
+        failure = f"{kind}: {error}"
         raise
     finally:
         ctx.trace(
@@ -173,8 +174,10 @@ async def traced(
                 **step_position(ctx.step_id),
                 "model": answer.get("model") or model or getattr(client, "default_model", None),
                 "provider": provider_of(client), "input": list(messages),
-                "output": answer.get("message"), "usage": answer.get("usage") or {},
+                "output": answer.get("message"), "finish_reason": answer.get("finish_reason"),
+                "usage": answer.get("usage") or {},
                 "cost_usd": usd_of(answer.get("cost_usd")), "started_at": started, "ended_at": ctx.clock.wall(),
-                "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
+                "error": failure, "error_type": kind,
+                "model_parameters": {n: v for n, v in options.items() if n != "model"},
             },
         )  # fmt: skip
