@@ -267,7 +267,7 @@ class RunContext(Protocol):
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Count, inside a step, a model call that this library did not make, against the limits of the run."""
 

@@ -96,7 +96,7 @@ def charge_trace(step_id: str, model: str, charged: Mapping[str, Any], now: floa
     }  # fmt: skip
 
 
-def charge(ctx: ChargedContext, model: str, charged: dict[str, Any]) -> None:
+def charge(ctx: ChargedContext, model: str, charged: dict[str, Any], trace: Mapping[str, Any] | None = None) -> None:
     """Count `charged` against the limits of the run, as part of the step that the calling code is in.
 
     Raises:
@@ -105,11 +105,11 @@ def charge(ctx: ChargedContext, model: str, charged: dict[str, Any]) -> None:
     """
     scope, loop = ctx.journal.keys.scope(), ctx.control.loop
     if loop is None or not loop.is_running() or _on(loop):
-        _count(ctx, scope, model, charged)
+        _count(ctx, scope, model, charged, trace)
         return
 
     async def count() -> None:  # other code of the run counts on the event loop
-        _count(ctx, scope, model, charged)
+        _count(ctx, scope, model, charged, trace)
 
     run_and_wait(loop, count, (), {})
 
@@ -121,7 +121,9 @@ def _on(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: dict[str, Any]) -> None:
+def _count(
+    ctx: ChargedContext, scope: StepScope | None, model: str, charged: dict[str, Any], trace: Mapping[str, Any] | None
+) -> None:
     if scope is None or scope.ended:
         got = "a call between steps" if scope is None else "a call after its step has ended"
         fix = "Move the model call and ctx.charge(...) into a ctx.step"
@@ -129,7 +131,7 @@ def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: di
     add_charge(scope, model, charged)
     ctx.budget.recalled(charged)
     if charged.get("turns") and ctx.traced:
-        ctx.trace("llm.call", charge_trace(scope.step_id, model, charged, ctx.clock.wall()))
+        ctx.trace("llm.call", {**charge_trace(scope.step_id, model, charged, ctx.clock.wall()), **(trace or {})})
     if (error := ctx.budget.exceeded()) is not None:
         raise error
 
@@ -289,7 +291,7 @@ class Context:
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Count a model call that this library did not make, against the limits of the run.
 
@@ -308,13 +310,15 @@ class Context:
             cost_usd: The cost in USD.
             turns: How many model calls to count; 0 for what is no model call.
             tool_calls: How many tool calls to count.
+            trace: Further fields of the trace: `provider`, `input` and `output` in OpenAI's chat format,
+                `finish_reason`, `started_at` in seconds since 1970. They are not stored.
 
         Raises:
             LimitExceeded: The run has now used more than one of its limits allows. The call is counted.
             InvalidArgument: The call is between steps, where a resumed run would count it twice, or after the step
                 has ended, or a number is negative.
         """
-        charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls))
+        charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls), trace)
 
     def check_limits(self) -> None:
         """Raise if a limit of the run is reached, so that no further model call may begin.

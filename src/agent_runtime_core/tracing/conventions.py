@@ -217,7 +217,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = str(message["role"]), message.get("content")
     made: dict[str, Any] = {"role": role}
     if role == "tool":
-        response = [*_parts(content)] if isinstance(content, list) else content
+        is_parts = isinstance(content, list) and all(isinstance(each, Mapping) and "type" in each for each in content)
+        response = [*_parts(content)] if is_parts else content
         made["parts"] = [
             {"type": "tool_call_response", **_id(message.get("tool_call_id")), "response": _plain(response)}
         ]
@@ -285,6 +286,8 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "image_url":
         url = inner.get("url") if isinstance(inner, Mapping) else inner
         return _referred(str(url or ""), "image")
+    if kind == "input_image" and part.get("image_url"):
+        return _referred(str(part["image_url"]), "image")
     if kind == "input_audio" and isinstance(inner, Mapping):
         return _blob("audio", f"audio/{inner.get('format') or 'wav'}", str(inner.get("data") or ""))
     if kind == "file" and isinstance(inner, Mapping):
