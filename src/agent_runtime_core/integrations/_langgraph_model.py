@@ -102,6 +102,7 @@ class DurableChatModel(BaseChatModel):
         answer = _loaded(stored).generations[0]
         known = answer.message.response_metadata | (answer.generation_info or {})
         return {
+            "model": self._usage(stored).model or self.model._llm_type,
             "provider": self._get_ls_params().get("ls_provider"),
             "input": convert_to_openai_messages(messages),
             "output": convert_to_openai_messages(answer.message),

@@ -106,8 +106,8 @@ def _chat(span: Span) -> tuple[str, dict[str, Any]]:
     attributes = {
         OPERATION: "chat",
         "gen_ai.provider.name": provider_name(about.get("provider")),
-        "gen_ai.request.model": text_of(settings.get("model") or about.get("model")),
-        "gen_ai.response.model": None if about.get("error") else text_of(about.get("model")),
+        "gen_ai.request.model": text_of(settings.get("model") or about.get("model") or None),
+        "gen_ai.response.model": None if about.get("error") else text_of(about.get("model") or None),
         "gen_ai.response.finish_reasons": reasons,
         "agent_runtime.cost_usd": _number(about.get("cost_usd")),
         "agent_runtime.step.id": text_of(about.get("step_id")),
