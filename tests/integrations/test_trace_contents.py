@@ -19,15 +19,16 @@ from agents import Agent as OpenAIAgent
 from agents import function_tool, set_tracing_disabled
 from agents.testing import assistant_message, function_call
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.graph import END, START, StateGraph
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
+from openai.types.responses import ResponseReasoningItem
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from typing_extensions import TypedDict
 
@@ -50,6 +51,7 @@ from agent_runtime_core.integrations.pydantic_ai import Durable
 from agent_runtime_core.interfaces import ErrorInfo
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tracing import LangfuseTraceSink, OpenTelemetrySink, PrometheusSink
+from tests.support.gen_ai import messages_in
 from tests.support.openai_models import FakeModel
 from tests.support.otlp_receiver import Receiver, clients_let_go, receiving
 from tests.support.runs import Body, Script
@@ -316,3 +318,120 @@ async def test_the_type_of_an_error_is_sent(receiver: Receiver, name: str, types
     spans = exported.get_finished_spans()
     assert {(span.attributes or {}).get("error.type") for span in spans} - {None} == types
     assert {span.status.description for span in spans} - {None} == types
+
+
+# -- messages of all frameworks
+
+
+def with_reasoning(items: list[dict[str, Any]]) -> list[Any]:
+    if any(each.get("type") == "function_call_output" for each in items):
+        return [assistant_message("It is sunny.")]
+    summary: Any = [{"type": "summary_text", "text": "hm"}]
+    reasoning = ResponseReasoningItem(id="r", type="reasoning", summary=summary)
+    return [reasoning, function_call("look", {"city": "Bern"}, call_id="c1")]
+
+
+def look(city: str) -> dict[str, str]:
+    """Look out of the window."""
+    return {"sky": f"sunny in {city}"}
+
+
+def openai_agent(*, streamed: bool) -> Body:
+    async def ignore(event: Any) -> None:
+        """Take the event."""
+
+    async def body(ctx: RunContext) -> None:
+        agent = OpenAIAgent(
+            name="w", model=FakeModel(with_reasoning), tools=[function_tool(look)], instructions="You know the weather."
+        )
+        await run_agent(agent, "How is it?", on_event=ignore if streamed else None)
+
+    return body
+
+
+async def pydantic_ai_agent(ctx: RunContext) -> None:
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart("It is sunny.")], finish_reason="stop")
+        call = ToolCallPart("look", {"city": "Bern"}, tool_call_id="c1")
+        return ModelResponse(parts=[ThinkingPart("hm"), call], finish_reason="tool_call")
+
+    model = FunctionModel(answer, model_name="fake-model")
+    agent = PydanticAgent(model, name="w", capabilities=[Durable()], instructions="You know the weather.")
+    agent.tool_plain(look)
+    await agent.run("How is it?")
+
+
+async def langgraph_agent(ctx: RunContext) -> None:
+    call = {"name": "look", "args": {"city": "Bern"}, "id": "c1"}
+    content: Any = [{"type": "thinking", "thinking": "hm"}]
+    answers = iter([AIMessage(content, tool_calls=[call]), AIMessage("It is sunny.")])
+    model = DurableChatModel(model=Scripted(messages=answers))
+    messages: list[BaseMessage] = [SystemMessage("You know the weather."), HumanMessage("How is it?")]
+    messages.append(await model.ainvoke(messages))
+    messages.append(ToolMessage('{"sky": "sunny in Bern"}', tool_call_id="c1"))
+    await model.ainvoke(messages)
+
+
+class Scripted(GenericFakeChatModel):
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return {"ls_provider": "google_genai", "ls_model_name": "fake-model"}
+
+
+class Weather(ToolCallingAgent):
+    key = "script"
+    system_prompt = "You know the weather."
+    model = "fake-model"
+    tools = ToolRegistry()
+    tools.register(Tool.from_function(look))
+
+    def get_llm_client(self) -> MockLLMClient:
+        call = {"id": "c1", "function": {"name": "look", "arguments": '{"city": "Bern"}'}}
+        return MockLLMClient(
+            [
+                {"role": "assistant", "reasoning": "hm", "tool_calls": [call]},
+                {"role": "assistant", "content": "It is sunny."},
+            ]
+        )
+
+
+FRAMEWORKS: dict[str, tuple[Callable[[], AgentRuntime], str]] = {
+    "own loop": (Weather, "MockLLMClient"),
+    "openai": (lambda: Script(openai_agent(streamed=False)), "fake"),
+    "openai streamed": (lambda: Script(openai_agent(streamed=True)), "fake"),
+    "pydantic ai": (lambda: Script(pydantic_ai_agent), "function"),
+    "langgraph": (lambda: Script(langgraph_agent), "gcp.gemini"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+async def test_chat_spans_of_all_frameworks_follow_the_conventions(name: str) -> None:
+    make, provider = FRAMEWORKS[name]
+    exported = InMemorySpanExporter()
+    sink = OpenTelemetrySink(processor=SimpleSpanProcessor(exported), content=True)
+    async with AgentRunner.open("memory://", trace_sinks=[sink]) as runner:
+        result = await runner.execute(make(), input_data={"messages": [{"role": "user", "content": "How is it?"}]})
+    assert result.error is None
+    calls = [dict(span.attributes or {}) for span in exported.get_finished_spans() if span.name.startswith("chat ")]
+    for attributes in calls:
+        assert attributes["gen_ai.provider.name"] == provider
+        assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "fake-model"
+        assert attributes["gen_ai.agent.name"] == "script"
+    first, second = [dict(messages_in(attributes)) for attributes in calls]
+    reasons = [attributes["gen_ai.response.finish_reasons"] for attributes in calls]
+    assert reasons == [("tool_call",), ("stop",)]
+    asked = {"role": "user", "parts": [{"type": "text", "content": "How is it?"}]}
+    reasoning = {"type": "reasoning", "content": "hm"}
+    call = {"type": "tool_call", "id": "c1", "name": "look", "arguments": {"city": "Bern"}}
+    assert first["gen_ai.system_instructions"] == [{"type": "text", "content": "You know the weather."}]
+    assert first["gen_ai.input.messages"] == [asked]
+    assert first["gen_ai.output.messages"] == [
+        {"role": "assistant", "parts": [reasoning, call], "finish_reason": "tool_call"}
+    ]
+    *before, answered = second["gen_ai.input.messages"]
+    assert before == [asked, {"role": "assistant", "parts": [reasoning, call]}]
+    assert (answered["role"], answered["parts"][0]["type"], answered["parts"][0]["id"]) == (
+        "tool", "tool_call_response", "c1",
+    )  # fmt: skip
+    assert "sunny in Bern" in str(answered["parts"][0]["response"])
+    assert second["gen_ai.output.messages"][0]["parts"] == [{"type": "text", "content": "It is sunny."}]
