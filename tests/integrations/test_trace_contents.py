@@ -365,7 +365,12 @@ async def pydantic_ai_agent(ctx: RunContext) -> None:
 async def langgraph_agent(ctx: RunContext) -> None:
     call = {"name": "look", "args": {"city": "Bern"}, "id": "c1"}
     content: Any = [{"type": "thinking", "thinking": "hm"}]
-    answers = iter([AIMessage(content, tool_calls=[call]), AIMessage("It is sunny.")])
+    answers = iter(
+        [
+            AIMessage(content, tool_calls=[call]),
+            AIMessage("It is sunny.", response_metadata={"stop_reason": "end_turn"}),
+        ]
+    )
     model = DurableChatModel(model=Scripted(messages=answers))
     messages: list[BaseMessage] = [SystemMessage("You know the weather."), HumanMessage("How is it?")]
     messages.append(await model.ainvoke(messages))
@@ -430,8 +435,7 @@ async def test_chat_spans_of_all_frameworks_follow_the_conventions(name: str) ->
     ]
     *before, answered = second["gen_ai.input.messages"]
     assert before == [asked, {"role": "assistant", "parts": [reasoning, call]}]
-    assert (answered["role"], answered["parts"][0]["type"], answered["parts"][0]["id"]) == (
-        "tool", "tool_call_response", "c1",
-    )  # fmt: skip
-    assert "sunny in Bern" in str(answered["parts"][0]["response"])
+    [response] = answered["parts"]
+    assert (answered["role"], response["type"], response["id"]) == ("tool", "tool_call_response", "c1")
+    assert "sunny in Bern" in str(response["response"])
     assert second["gen_ai.output.messages"][0]["parts"] == [{"type": "text", "content": "It is sunny."}]

@@ -40,7 +40,7 @@ def test_a_conversation_with_tools() -> None:
                 {"role": "tool", "tool_call_id": "c1", "content": "rainy"},
             ],
             "output": {"role": "assistant", "content": "It rains."},
-            "finish_reason": "end_turn",
+            "finish_reason": "stop",
         }
     )
     assert values == {
@@ -111,8 +111,8 @@ def test_the_reasoning_of_an_answer(answer: dict[str, Any]) -> None:
     [
         ("stop", "stop"),
         ("tool_calls", "tool_call"),
-        ("tool_use", "tool_call"),
-        ("MAX_TOKENS", "length"),
+        ("function_call", "tool_call"),
+        ("length", "length"),
         ("refusal", "content_filter"),
         ("malformed_tool_call", "error"),
         ("something_new", "something_new"),

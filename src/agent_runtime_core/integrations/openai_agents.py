@@ -153,9 +153,11 @@ class DurableModel(Model):
         """Return the provider and the messages of a call."""
         answers = chat_of_items(record["output"])
         return {
-            "model": self._usage(record).model or type(self._model).__name__, "provider": _provider_of(self._model),
-            "input": chat_of_items(given, instructions), "output": answers[0] if answers else None,
-        }  # fmt: skip
+            "model": self._usage(record).model or type(self._model).__name__,
+            "provider": _provider_of(self._model),
+            "input": chat_of_items(given, instructions),
+            "output": answers[0] if answers else None,
+        }
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         """Return the model's advice about a failed call."""

@@ -11,6 +11,7 @@ from .._core.log import log, step_position
 from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
 from ..limits import Budget, RunLimits, usd_of, usd_text
+from ._finish_reasons import normal_reason
 
 Price: TypeAlias = Mapping[str, float]
 """USD per million tokens: `input` and `output`, optionally `cached_input`, `cache_write` and `cache_write_1h`.
@@ -174,7 +175,7 @@ async def traced(
                 **step_position(ctx.step_id),
                 "model": answer.get("model") or model or getattr(client, "default_model", None),
                 "provider": provider_of(client), "input": list(messages),
-                "output": answer.get("message"), "finish_reason": answer.get("finish_reason"),
+                "output": answer.get("message"), "finish_reason": normal_reason(answer.get("finish_reason")),
                 "usage": answer.get("usage") or {},
                 "cost_usd": usd_of(answer.get("cost_usd")), "started_at": started, "ended_at": ctx.clock.wall(),
                 "error": failure, "error_type": kind,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ..llm._finish_reasons import FAILED, FILTERED, MALFORMED, REFUSAL, normal_reason
 from .spans import Span
 
 LONGEST: Final = 64 * 1024  # characters of a content attribute
@@ -47,7 +46,8 @@ WORKFLOW: Final = "invoke_workflow"
 
 #: Finish reasons that have another name in the conventions than in OpenAI's chat format.
 _FINISH: Final = {
-    "tool_calls": "tool_call", "function_call": "tool_call", "pause_turn": "stop", REFUSAL: FILTERED, MALFORMED: FAILED,
+    "tool_calls": "tool_call", "function_call": "tool_call", "pause_turn": "stop", "refusal": "content_filter",
+    "malformed_tool_call": "error",
 }  # fmt: skip
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")  # fields with the reasoning of an answer
@@ -173,13 +173,12 @@ def finish_reason(reason: Any, output: Any) -> str:
     """Return why an answer ended, in the words of the conventions.
 
     Args:
-        reason: The word of the provider or the framework; None if it is unknown.
+        reason: The reason in OpenAI's words; None if it is unknown.
         output: The answer. It says whether tools are called.
     """
     if not reason:
         return "tool_call" if isinstance(output, Mapping) and output.get("tool_calls") else "stop"
-    normal = normal_reason(reason)
-    return encodable(_FINISH.get(normal, normal))
+    return encodable(_FINISH.get(str(reason), str(reason)))
 
 
 # -- messages
