@@ -203,7 +203,7 @@ ROWS: dict[str, list[str]] = {
 BUDGET: dict[str, int] = {
     "testing": 9174,
     "runner": 7406,
-    "_execution": 6037,
+    "_execution": 6039,
     "persistence": 5901,
     "llm": 3946,
     "_engines": 6112,

@@ -25,6 +25,7 @@ from ..events.base import checked_event_name
 from ..events.event import AGENT_MARK, warn_of_runner_type
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..limits import COUNTED, Budget, RunLimits
+from ..llm._finish_reasons import normal_reason
 from ..llm._prices import cost_usd as price_in_usd
 from ..portal import run_and_wait
 from ..queue.records import RunRow
@@ -131,7 +132,8 @@ def _count(
     add_charge(scope, model, charged)
     ctx.budget.recalled(charged)
     if charged.get("turns") and ctx.traced:
-        ctx.trace("llm.call", {**charge_trace(scope.step_id, model, charged, ctx.clock.wall()), **(trace or {})})
+        fields = {**charge_trace(scope.step_id, model, charged, ctx.clock.wall()), **(trace or {})}
+        ctx.trace("llm.call", fields | {"finish_reason": normal_reason(fields.get("finish_reason"))})
     if (error := ctx.budget.exceeded()) is not None:
         raise error
 

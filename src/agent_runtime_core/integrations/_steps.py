@@ -13,7 +13,6 @@ from .._core.log import log
 from .._execution.step_journal import RunJournal
 from ..errors import LimitExceeded
 from ..interfaces import RunContext
-from ..llm._finish_reasons import normal_reason
 
 T = TypeVar("T")
 
@@ -101,8 +100,7 @@ async def model_step(
 
 def _fields(trace: Callable[[T], Mapping[str, Any]] | None, answer: T) -> Mapping[str, Any]:
     try:
-        fields = {} if trace is None else trace(answer)
-        return {**fields, "finish_reason": normal_reason(fields.get("finish_reason"))}
+        return {} if trace is None else trace(answer)
     except Exception as error:  # the answer counts nevertheless
         log.debug("the trace of a model call has no messages", exc_info=error)
         return {}
