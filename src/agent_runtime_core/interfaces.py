@@ -629,6 +629,9 @@ class TraceSink:
     Most methods are called by a thread of the tracer, not by the run itself.
     """
 
+    #: Whether the sink uses prompts and answers. If no sink does, the messages of frameworks are not converted for it.
+    content: bool = True
+
     def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
         """A process began to execute the run; `metadata` has `time` in seconds since 1970."""
 

@@ -51,7 +51,7 @@ from agent_runtime_core.integrations.pydantic_ai import Durable
 from agent_runtime_core.interfaces import ErrorInfo
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tracing import LangfuseTraceSink, OpenTelemetrySink, PrometheusSink
-from tests.support.gen_ai import messages_in
+from tests.support.gen_ai import SCHEMAS, messages_in
 from tests.support.openai_models import FakeModel
 from tests.support.otlp_receiver import Receiver, clients_let_go, receiving
 from tests.support.runs import Body, Script
@@ -439,3 +439,16 @@ async def test_chat_spans_of_all_frameworks_follow_the_conventions(name: str) ->
     assert (answered["role"], response["type"], response["id"]) == ("tool", "tool_call_response", "c1")
     assert "sunny in Bern" in str(response["response"])
     assert second["gen_ai.output.messages"][0]["parts"] == [{"type": "text", "content": "It is sunny."}]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+async def test_without_content_chat_spans_have_the_rest(name: str) -> None:
+    make, provider = FRAMEWORKS[name]
+    exported = InMemorySpanExporter()
+    sinks = [OpenTelemetrySink(processor=SimpleSpanProcessor(exported)), PrometheusSink()]
+    async with AgentRunner.open("memory://", trace_sinks=sinks) as runner:
+        await runner.execute(make(), input_data={"messages": [{"role": "user", "content": "How is it?"}]})
+    spans = [dict(span.attributes or {}) for span in exported.get_finished_spans() if span.name == "chat fake-model"]
+    assert [each["gen_ai.provider.name"] for each in spans] == [provider] * 2
+    assert [each["gen_ai.response.finish_reasons"] for each in spans] == [("tool_call",), ("stop",)]
+    assert not any(SCHEMAS.keys() & each.keys() for each in spans)

@@ -363,6 +363,11 @@ class Context:
         """Whether there is a trace sink."""
         return self._services.tracer is not None
 
+    @property
+    def traces_contents(self) -> bool:
+        """Whether a trace sink uses contents."""
+        return self._services.tracer is not None and self._services.tracer.contents
+
     def own_conversation(self) -> None:
         """Declare that the agent keeps the conversation itself: the runner appends nothing of this run to it.
 

@@ -97,14 +97,14 @@ class DurableChatModel(BaseChatModel):
         name = message.response_metadata.get("model_name") or self._get_ls_params().get("ls_model_name") or ""
         return ModelUsage(str(name), usage.get("input_tokens", 0), usage.get("output_tokens", 0))
 
-    def _trace(self, messages: list[BaseMessage], stored: dict[str, Any]) -> dict[str, Any]:
+    def _trace(self, messages: list[BaseMessage], stored: dict[str, Any], contents: bool) -> dict[str, Any]:
         """Return the provider, the messages and the finish reason of a call."""
         answer = _loaded(stored).generations[0]
         known = answer.message.response_metadata | (answer.generation_info or {})
         return {
             "model": self._usage(stored).model or self.model._llm_type,
             "provider": self._get_ls_params().get("ls_provider"),
-            "input": convert_to_openai_messages(messages),
+            "input": convert_to_openai_messages(messages) if contents else None,
             "output": convert_to_openai_messages(answer.message),
             "finish_reason": known.get("finish_reason") or known.get("stop_reason"),
         }

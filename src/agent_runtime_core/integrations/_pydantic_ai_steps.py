@@ -179,10 +179,12 @@ def _response(payload: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", payload.get("response", payload))
 
 
-def _trace(cache_key: tuple[object, ...], context: AgentRunContext[Any] | None, payload: Any) -> dict[str, Any]:
+def _trace(
+    cache_key: tuple[object, ...], context: AgentRunContext[Any] | None, payload: Any, contents: bool
+) -> dict[str, Any]:
     """Return the provider, the messages and the finish reason of a model call."""
     response = _response(payload)
-    given = next((each for each in cache_key if isinstance(each, list)), [])
+    given = next((each for each in cache_key if contents and isinstance(each, list)), [])
     [answer] = chat_of_model_messages([response])
     return {
         "provider": response.get("provider_name") or (None if context is None else context.model.system),

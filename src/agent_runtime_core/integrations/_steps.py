@@ -57,7 +57,7 @@ class ModelUsage(NamedTuple):
 
 async def model_step(
     ctx: RunContext, name: str, call: Callable[[], Awaitable[T]], *, usage: Callable[[T], ModelUsage],
-    trace: Callable[[T], Mapping[str, Any]] | None = None, key: str | None = None, **options: Any,
+    trace: Callable[[T, bool], Mapping[str, Any]] | None = None, key: str | None = None, **options: Any,
 ) -> T:  # fmt: skip
     """Return the recorded answer of a model call, or make the call and record its answer and its usage.
 
@@ -66,7 +66,8 @@ async def model_step(
         name: Name of the step.
         call: Makes the call.
         usage: Returns what an answer has used.
-        trace: Returns the other fields of the trace of an answer: those of the argument `trace` of `ctx.charge`.
+        trace: Returns the other fields of the trace of an answer: those of the argument `trace` of `ctx.charge`. If
+            its second argument is False, no sink uses `input`, whose conversion takes time.
         key: Key of the step.
         **options: Further options of `ctx.step`.
 
@@ -82,7 +83,7 @@ async def model_step(
         started = clock.wall() if traced else 0.0
         answer = await call()
         used = usage(answer)
-        fields: Any = {"trace": {"started_at": started, **_fields(trace, answer)}} if traced else {}
+        fields: Any = {"trace": {"started_at": started, **_fields(ctx, trace, answer)}} if traced else {}
         # As in our own loop, the call that exceeds a limit keeps its answer, and no other call begins.
         with suppress(LimitExceeded):
             ctx.charge(
@@ -98,9 +99,9 @@ async def model_step(
     return found
 
 
-def _fields(trace: Callable[[T], Mapping[str, Any]] | None, answer: T) -> Mapping[str, Any]:
+def _fields(ctx: RunContext, trace: Callable[[T, bool], Mapping[str, Any]] | None, answer: T) -> Mapping[str, Any]:
     try:
-        return {} if trace is None else trace(answer)
+        return {} if trace is None else trace(answer, getattr(ctx, "traces_contents", False))
     except Exception as error:  # the answer counts nevertheless
         log.debug("the trace of a model call has no messages", exc_info=error)
         return {}

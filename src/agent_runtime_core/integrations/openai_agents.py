@@ -135,8 +135,8 @@ class DurableModel(Model):
         scope, given = scope_of(ctx), _argument(1, "input", args, kwargs)
         instructions = _argument(0, "system_instructions", args, kwargs)
 
-        def trace(record: dict[str, Any]) -> dict[str, Any]:
-            return self._trace(given, instructions, record)
+        def trace(record: dict[str, Any], contents: bool) -> dict[str, Any]:
+            return {**self._trace(record), "input": chat_of_items(given, instructions) if contents else None}
 
         try:
             step = model_step(ctx, _MODEL, call, usage=self._usage, trace=trace, key=scope.next_call(given))
@@ -149,13 +149,12 @@ class DurableModel(Model):
         usage = record["usage"]
         return ModelUsage(self._name or model_of(record), usage["input_tokens"], usage["output_tokens"])
 
-    def _trace(self, given: Any, instructions: Any, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the provider and the messages of a call."""
+    def _trace(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the model, the provider and the answer of a call."""
         answers = chat_of_items(record["output"])
         return {
             "model": self._usage(record).model or type(self._model).__name__,
             "provider": _provider_of(self._model),
-            "input": chat_of_items(given, instructions),
             "output": answers[0] if answers else None,
         }
 

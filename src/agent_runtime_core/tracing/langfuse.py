@@ -86,7 +86,7 @@ class LangfuseTraceSink(TraceSink):
         )  # fmt: skip
         self._client = client
         self._environment = environment or os.environ.get("LANGFUSE_TRACING_ENVIRONMENT")
-        self._content = get_config().langfuse_content if content is None else content
+        self.content = get_config().langfuse_content if content is None else content
         self._clock = clock
         self._builder = SpanBuilder()
         self._sender = SpanSender(_processor(f"{public}:{secret}", self._host), needed_by="LangfuseTraceSink")
@@ -141,12 +141,12 @@ class LangfuseTraceSink(TraceSink):
         outcome = str(span.about.get("outcome") or "") if span.kind == "agent" else ""
         if span.error is None and outcome not in _ODD:
             return "", ""
-        message = outcome if span.error is None else shown_error(span.error, content=self._content)
+        message = outcome if span.error is None else shown_error(span.error, content=self.content)
         is_warning = outcome not in _FAILURES if span.kind == "agent" else "retry_delay" in span.about
         return "WARNING" if is_warning else "ERROR", _text(message)
 
     def _contents(self, span: Span) -> dict[str, str]:
-        if not self._content:
+        if not self.content:
             return {}
         about = span.about
         values: dict[str, Any] = {name: about.get(name) for name in ("input", "output")}

@@ -50,7 +50,7 @@ class OpenTelemetrySink(TraceSink):
             processor = batch(_default_exporter() if exporter is None else exporter)
         self._sender = SpanSender(processor, resource=resource, needed_by="OpenTelemetrySink")
         self._builder = SpanBuilder()
-        self._content = content
+        self.content = content
 
     # -- called by the tracer
 
@@ -90,12 +90,12 @@ class OpenTelemetrySink(TraceSink):
         if found is None:
             return
         name, attributes = found
-        if self._content:
+        if self.content:
             attributes |= contents_of(span)
         error = None
         if span.failed and span.error is not None:
             attributes["error.type"] = span.error.kind
-            error = encodable(shown_error(span.error, content=self._content)[:LONGEST])
+            error = encodable(shown_error(span.error, content=self.content)[:LONGEST])
         self._sender.send(
             encodable(name), span.at, span.parent, span.start, span.end, attributes, client=span.kind == "chat",
             links=span.links, error=error,

@@ -217,6 +217,11 @@ class Tracer:
         return 0 if self._redaction is None else self._redaction.failures
 
     @property
+    def contents(self) -> bool:
+        """Whether a sink uses contents."""
+        return any(getattr(sink, "content", True) for sink in self.sinks)
+
+    @property
     def activates(self) -> bool:
         """Whether a sink makes spans of runs current while their code runs."""
         return bool(self._activate)
@@ -454,3 +459,5 @@ def _copied(about: dict[str, Any]) -> dict[str, Any]:
 
 class NoopTraceSink(TraceSink):
     """Does nothing. A runner with no other sink traces nothing, at no cost."""
+
+    content: bool = False
