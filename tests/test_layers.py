@@ -217,7 +217,7 @@ BUDGET: dict[str, int] = {
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,
-    "tracing": 1408,
+    "tracing": 1415,
     "steps": 1150,
     "events": 1073,
     "inspector": 676,

@@ -230,7 +230,7 @@ class MCPClerk(MCPAgent):
 
 AGENTS: dict[str, Callable[[], AgentRuntime]] = {
     "tool": lambda: looping(calling()),
-    "unknown tool": lambda: looping(calling("no_such_tool")),
+    "unknown tool": lambda: looping(calling(WORD)),
     "wrong arguments": lambda: looping(calling(arguments=f'{{"whom": "{CANARY}"}}')),
     "arguments that are no JSON": lambda: looping(calling(arguments=CANARY)),
     "answer of a tool": lambda: looping(calling("saying", "{}"), saying),

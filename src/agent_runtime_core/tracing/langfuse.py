@@ -17,7 +17,7 @@ from ..config import get_config
 from ..errors import NotConfigured
 from ..interfaces import TraceSink
 from .conventions import encodable
-from .spans import Span, SpanBuilder, SpanSender, shown_error
+from .spans import Span, SpanBuilder, SpanSender, shown
 
 LONGEST = 200_000  # characters of an input or output that are sent
 BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's limit of 64 MiB
@@ -116,6 +116,7 @@ class LangfuseTraceSink(TraceSink):
     # -- observations
 
     def _send(self, span: Span) -> None:
+        span = shown(span, content=self.content)
         trace_id = int(self._create_trace_id(seed=span.run_id), 16)
         type_, own = _OBSERVATIONS[span.kind]
         attributes = {
@@ -141,7 +142,7 @@ class LangfuseTraceSink(TraceSink):
         outcome = str(span.about.get("outcome") or "") if span.kind == "agent" else ""
         if span.error is None and outcome not in _ODD:
             return "", ""
-        message = outcome if span.error is None else shown_error(span.error, content=self.content)
+        message = outcome if span.error is None else span.error.text
         is_warning = outcome not in _FAILURES if span.kind == "agent" else "retry_delay" in span.about
         return "WARNING" if is_warning else "ERROR", _text(message)
 

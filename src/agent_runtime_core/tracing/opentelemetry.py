@@ -10,7 +10,7 @@ from .._core.lazy_import import load
 from .._core.validation import Shown, must
 from ..interfaces import TraceSink
 from .conventions import LONGEST, attributes_of, contents_of, encodable
-from .spans import Span, SpanBuilder, SpanSender, shown_error
+from .spans import Span, SpanBuilder, SpanSender, shown
 
 FLUSH_SECONDS: Final = 1.5  # less than the tracer waits for its sinks at exit
 
@@ -86,6 +86,7 @@ class OpenTelemetrySink(TraceSink):
     # -- spans
 
     def _send(self, span: Span) -> None:
+        span = shown(span, content=self.content)
         found = attributes_of(span)
         if found is None:
             return
@@ -95,7 +96,7 @@ class OpenTelemetrySink(TraceSink):
         error = None
         if span.failed and span.error is not None:
             attributes["error.type"] = span.error.kind
-            error = encodable(shown_error(span.error, content=self.content)[:LONGEST])
+            error = encodable(span.error.text[:LONGEST])
         self._sender.send(
             encodable(name), span.at, span.parent, span.start, span.end, attributes, client=span.kind == "chat",
             links=span.links, error=error,

@@ -105,12 +105,13 @@ _STEP_ENDS: Final = frozenset(
 )
 _ENVELOPE: Final = frozenset({"type", "run_id", "time"})
 FAILURES: Final = frozenset({"failed", "timed_out", "dead", "crashed"})
+UNKNOWN_TOOL: Final = "unknown_tool"  # `ToolAnswer.error` of a call of a tool that does not exist
 OTHER_ERROR: Final = "error"  # the type of an error that is reported without a type
 _FINAL: Final = frozenset({"succeeded", "cancelled", "failed", "timed_out", "dead"})
 
 
 class SpanError(NamedTuple):
-    """Why a span failed. A sink sends what `shown_error` returns.
+    """Why a span failed. `shown` decides what a sink sends of it.
 
     Attributes:
         kind: The name of the error's class, or a word of this library, such as "timed_out".
@@ -119,15 +120,6 @@ class SpanError(NamedTuple):
 
     kind: str
     text: str
-
-
-def shown_error(error: SpanError, *, content: bool) -> str:
-    """Return what a sink may send of an error: without `content` its type, and with it also the message.
-
-    A message may quote arguments, results and prompts. This is also true for messages of this library, because they
-    contain messages of tools, models and frameworks. So no message is sent without `content`.
-    """
-    return error.text if content else error.kind
 
 
 def error_of(error: Any, kind: Any = None) -> SpanError | None:
@@ -182,6 +174,20 @@ class Span(NamedTuple):
     links: Sequence[TraceParent] = ()
     error: SpanError | None = None
     failed: bool = False
+
+
+def shown(span: Span, *, content: bool) -> Span:
+    """Return a span as a sink may send it: without `content`, an error is its type.
+
+    The message of an error may quote arguments, results and prompts. This is also true for messages of this library,
+    because they contain messages of tools, models and frameworks. The name of a tool that does not exist is a text of
+    the model.
+    """
+    if content or span.error is None:
+        return span
+    kind = span.error.kind
+    invented = span.kind == "tool" and kind == UNKNOWN_TOOL
+    return span._replace(name="unknown" if invented else span.name, error=SpanError(kind, kind))
 
 
 @dataclass
