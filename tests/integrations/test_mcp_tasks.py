@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +222,9 @@ async def over_stdio(store: Path, log: Path, **options: Any) -> AsyncIterator[Cl
 
 
 @contextlib.asynccontextmanager
-async def http_server(store: Path, log: Path, port: int) -> AsyncIterator[str]:
+async def process_on(port: int, module: str, *args: object) -> AsyncIterator[str]:
     """The URL of a server process, which is killed at the end."""
-    command = [sys.executable, "-m", "tests.integrations.mcp_agents", str(store), str(log), str(port)]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", module, *map(str, args), str(port)], cwd=ROOT)
     try:
 
         async def listens() -> bool:
@@ -238,6 +238,10 @@ async def http_server(store: Path, log: Path, port: int) -> AsyncIterator[str]:
     finally:
         process.kill()
         await asyncio.to_thread(process.wait)
+
+
+def http_server(store: Path, log: Path, port: int) -> AbstractAsyncContextManager[str]:
+    return process_on(port, "tests.integrations.mcp_agents", store, log)
 
 
 @contextlib.asynccontextmanager
