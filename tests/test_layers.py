@@ -152,7 +152,7 @@ ROWS: dict[str, list[str]] = {
     "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run", "executor"],
     "loop": ["answers model_settings state", "session", "model_calls prepared_calls", "tool_calls", "turn_loop"],
     "integrations": [
-        "_langgraph_saver _mcp_tasks _openai_responses _steps iggy mcp",
+        "_langgraph_saver _mcp_http _mcp_tasks _openai_responses _steps iggy mcp",
         "_langgraph_model _openai_scope _pydantic_ai_steps mcp_server",
         "_openai_durable _openai_session langgraph pydantic_ai",
         "openai_agents",
@@ -261,6 +261,7 @@ OF_EXTRAS = {
     "integrations": {
         "agents",
         "anyio",
+        "httpx2",
         "langchain_core",
         "langgraph",
         "mcp",
@@ -268,6 +269,7 @@ OF_EXTRAS = {
         "openai",
         "pydantic",
         "pydantic_ai",
+        "starlette",
     },
     "server": {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "websockets"},
 }

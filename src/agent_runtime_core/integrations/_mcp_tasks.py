@@ -75,12 +75,17 @@ async def questions_of(runner: AgentRunner, row: RunRow) -> dict[str, ApprovalRe
 
 
 def elicitation(asked: ApprovalRequest) -> ElicitRequest:
+    """Return a question as the request for a form."""
+    return ElicitRequest(params=form_of(asked))
+
+
+def form_of(asked: ApprovalRequest) -> ElicitRequestFormParams:
     """Return a question as a form for a person."""
     form = _form_of(asked.schema)
     text = f"Run {asked.run_key or asked.run_id} of agent {asked.agent_key} asks for {asked.name!r}."
     if asked.details is not None:
         text += f"\n{asked.details if isinstance(asked.details, str) else encode(asked.details)}"
-    return ElicitRequest(params=ElicitRequestFormParams(message=text, requested_schema=form))
+    return ElicitRequestFormParams(message=text, requested_schema=form)
 
 
 async def answer(runner: AgentRunner, asked: ApprovalRequest, response: ElicitResult) -> None:

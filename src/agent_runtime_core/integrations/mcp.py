@@ -291,7 +291,7 @@ class _Session:
                 if self._unsent is not None:
                     raise self._unreachable(self._unsent) from error
             elif await self._forgotten(error):
-                raise _Forgotten from error
+                raise _Forgotten(error) from error
             raise
         finally:
             self._in_flight -= 1
@@ -334,6 +334,9 @@ class _Session:
 class _Forgotten(Exception):
     """The server rejected a request because it has forgotten the session."""
 
+    def __init__(self, error: MCPError) -> None:
+        self.error = error
+
 
 class _Connection:
     """The connection of one event loop. It makes a new session if the server has lost the last one."""
@@ -357,8 +360,7 @@ class _Connection:
             try:
                 return await (await self._session()).send(request)
             except _Forgotten:
-                assert rejected.__cause__ is not None
-                raise rejected.__cause__ from None
+                raise rejected.error from None
 
     async def _session(self) -> _Session:
         async with self._lock:
