@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ from ..runner.approvals import ApprovalRequest
 from ..runner.runner import AgentRunner
 from ..tools.names import tool_name
 from ._mcp_http import ResumableServer
-from ._mcp_tasks import RUN_ID, RunTasks, answer, elicitation, failure, form_of, questions_of, tool_result
+from ._mcp_tasks import RUN_ID, RunTasks, answer, answer_all, elicitation, failure, form_of, questions_of, tool_result
 
 __all__ = ["AgentTool", "create_mcp_server", "serve_stdio"]
 
@@ -125,7 +126,8 @@ def create_mcp_server(
     run_tasks = RunTasks(runner, calls.serves, poll_interval) if tasks else None
     calls.tasks = run_tasks
     server = ResumableServer(
-        name, instructions=instructions, lifespan=_Work(runner, concurrency).lifespan if work else _nothing,
+        name, version=str(load("agent_runtime_core:__version__")), instructions=instructions,
+        lifespan=_Work(runner, concurrency).lifespan if work else _nothing,
         on_list_tools=calls.listed, on_call_tool=calls.called,
     )  # fmt: skip
     server.get_tool_input_schema = calls.schema  # an argument of the constructor in MCP 2.3 and later
@@ -214,10 +216,7 @@ class _Calls:
         if self.tasks is not None and self.tasks.requested(ctx):
             return await self.tasks.created(row)
         if params.input_responses:
-            asked = await questions_of(self._runner, row)
-            for key, response in params.input_responses.items():
-                if key in asked and isinstance(response, ElicitResult):
-                    await answer(self._runner, asked[key], response)
+            await answer_all(self._runner, row, params.input_responses)
         try:
             return await self._outcome(ctx, row)
         except asyncio.CancelledError:
@@ -234,7 +233,7 @@ class _Calls:
             raise must("arguments", "match the input schema of the tool", got)
         run_id = arguments.pop("run_id", None)
         if params.request_state is not None:  # the call is repeated with answers to the questions of its run
-            return await self._stored(key, params.request_state), True
+            return await self._stored(key, _run_of_state(params.request_state)), True
         if run_id is not None and not arguments:
             return await self._stored(key, run_id), True
         row, _ = await self._runner.insert_run(self._runner.new_run(key, _input_of(tool, arguments), run_id=run_id))
@@ -285,7 +284,7 @@ class _Calls:
             return _waits(row, asked)
         if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             requests: InputRequests = {key: elicitation(each) for key, each in asked.items()}
-            return InputRequiredResult(input_requests=requests, request_state=row.run_id)
+            return InputRequiredResult(input_requests=requests, request_state=_state_of(row.run_id, min(asked)))
         for key, each in asked.items():
             form = form_of(each)
             # A separate task, for the same reason as the one that follows the run.
@@ -371,11 +370,24 @@ def _about(event: Event) -> str:
     return kind if name is None else f"{kind}: {name}"
 
 
+def _state_of(run_id: str, question: str) -> str:
+    """Return the state of a call, other for other questions. A checksum shows a state that a client changed."""
+    state = f"{run_id}/{question}"
+    return f"{state}/{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+
+
+def _run_of_state(state: str) -> str:
+    run_id, *question = state.split("/")
+    if len(question) != 2 or _state_of(run_id, question[0]) != state:
+        raise MCPError(INVALID_PARAMS, f"requestState must be the state of an earlier result, got {state!r}")
+    return run_id
+
+
 def _waits(row: RunRow, asked: Mapping[str, ApprovalRequest], problem: str = "") -> CallToolResult:
     """Return the result of a call whose run asks something: a text that says how to come back."""
     names = ", ".join(repr(each.name) for each in asked.values())
     text = (
-        f"{problem}Run {row.run_key or row.run_id} waits for a person to answer {names}. When this is done, call this tool "
-        f"with only run_id={row.run_key or row.run_id!r} to get the result."
+        f"{problem}Run {row.run_key or row.run_id} waits for a person to answer {names}. When this is done, call this "
+        f"tool with only run_id={row.run_key or row.run_id!r} to get the result."
     )
     return CallToolResult(content=[TextContent(text=text)], _meta={RUN_ID: row.run_id})
