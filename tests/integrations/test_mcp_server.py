@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mcp_types import (
     ElicitRequestParams,
     ElicitResult,
     ErrorData,
+    InputRequiredResult,
     JSONRPCResponse,
     TextContent,
     UrlElicitationCapability,
@@ -271,6 +273,20 @@ async def test_several_questions_are_several_forms(mode: str) -> None:
     async with served(elicitation_callback=answers, mode=mode) as (_, client):
         result = await client.call_tool("agent", {"params": {"do": "ask twice"}})
         assert result.structured_content == {"answer": [True, False]}
+
+
+async def test_a_changed_state_is_an_error() -> None:
+    async with served(elicitation_callback=answering()) as (_, client):
+        call = partial(client.session.call_tool, "agent", allow_input_required=True)
+        first = await call({"params": {"do": "ask"}})
+        assert isinstance(first, InputRequiredResult)
+        assert first.request_state is not None
+        run_id, question, check = first.request_state.split("/")
+        for state in (run_id, first.request_state + "x", f"{run_id}/other/{check}", f"other/{question}/{check}"):
+            with pytest.raises(MCPError, match="requestState"):
+                await call({}, request_state=state)
+        again = await call({}, request_state=first.request_state)
+        assert again == first
 
 
 @pytest.mark.parametrize(
