@@ -210,7 +210,7 @@ BUDGET: dict[str, int] = {
     "turns": 2990,
     "server": 2952,
     "cli": 3058,
-    "integrations": 2553,
+    "integrations": 2712,
     "queue": 3256,
     "_views": 2264,
     "tools": 2244,

@@ -182,7 +182,7 @@ def main(wanted: list[str]) -> int:
         differences += [
             f"{each.leg} {each.scenario} ({each.protocol}): {text}" for each in found for text in each.different
         ]
-        differences += [f"{count} scenarios skipped: {why}" for why, count in skipped.items()]
+        differences += [f"skipped, {why}: {count}" for why, count in skipped.items()]
         result = {
             "suite": f"`{PACKAGE}`",
             "version": VERSION, "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
