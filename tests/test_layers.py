@@ -211,7 +211,7 @@ BUDGET: dict[str, int] = {
     "turns": 2990,
     "server": 2952,
     "cli": 3058,
-    "integrations": 2699,
+    "integrations": 2858,
     "queue": 3256,
     "_views": 2264,
     "tools": 2244,
@@ -262,6 +262,7 @@ OF_EXTRAS = {
     "integrations": {
         "agents",
         "anyio",
+        "httpx2",
         "langchain_core",
         "langgraph",
         "mcp",
@@ -269,6 +270,7 @@ OF_EXTRAS = {
         "openai",
         "pydantic",
         "pydantic_ai",
+        "starlette",
     },
     "server": {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn", "websockets"},
 }
