@@ -37,6 +37,7 @@ EXAMPLES = {
     "crewai_crew.py": "tests/integrations/test_crewai_example.py",
     "digest.py": "tests/acceptance/test_digest.py",
     "langgraph_agent.py": "tests/integrations/test_langgraph_example.py",
+    "langgraph_tools.py": "tests/integrations/test_langgraph_example.py",
     "openai_agents_agent.py": "tests/integrations/test_openai_agents_example.py",
     "mcp_tools.py": "tests/integrations/test_mcp_example.py",
     "pydantic_ai_agent.py": "tests/integrations/test_pydantic_ai_example.py",
