@@ -224,6 +224,12 @@ class RunClient:
                 which have the reason "signal go".
             newest_first: List the runs by the time of their submission instead, the newest first.
             tenant: Only runs of this tenant.
+
+        Returns:
+            The runs; an empty list if there are none.
+
+        Raises:
+            InvalidArgument: An argument is not of its type, or `until` is before `since`.
         """
         wanted = run_filter(
             status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
@@ -243,6 +249,12 @@ class RunClient:
             after: The `cursor` of the last request of the page before. None means the first page.
             agent: Only those of runs of the agent with this key.
             tenant: Only those of runs of this tenant.
+
+        Returns:
+            The questions of one page.
+
+        Raises:
+            InvalidArgument: An argument is invalid, such as an `after` that is no cursor.
         """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
@@ -624,7 +636,22 @@ class RunClient:
         self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
         tenant: str | None = None, code_version: str | None = None,
     ) -> RunInfo:  # fmt: skip
-        """Take a run out of the dead-letter queue. The same as `resume`."""
+        """Take a run out of the dead-letter queue. The same as `resume`.
+
+        Args:
+            run_id: The run, by its id or its key.
+            limits: As in `resume`.
+            by: As in `resume`.
+            tenant: As in `get_run`.
+            code_version: As in `resume`.
+
+        Returns:
+            The run, which is pending.
+
+        Raises:
+            IllegalTransition: The run has not ended, or it succeeded.
+            UnknownRun: No such run is stored.
+        """
         return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
@@ -764,18 +791,52 @@ class RunClient:
 
         for event in runner.stream_sync(run_id):
             print(event.event_type)
+
+        Args:
+            run_id: The run.
+            since_sequence: As in `stream`.
+            backpressure: As in `stream`.
+            max_unsent_bytes: As in `stream`, in bytes.
+            tenant: As in `get_run`.
+
+        Yields:
+            The events of the run, until it has finished.
         """
         follow = partial(self.stream, max_unsent_bytes=max_unsent_bytes, tenant=tenant)
         return iterate(follow, run_id, since_sequence, backpressure)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`wait` for code without an event loop, or in a thread next to one."""
+        """`wait` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `wait`.
+            **kwargs: The keyword arguments of `wait`.
+
+        Returns:
+            What `wait` returns.
+        """
         return call(self.wait, *args, **kwargs)
 
     def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`resume` for code without an event loop, or in a thread next to one."""
+        """`resume` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `resume`.
+            **kwargs: The keyword arguments of `resume`.
+
+        Returns:
+            What `resume` returns.
+        """
         return call(self.resume, *args, **kwargs)
 
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`requeue` for code without an event loop, or in a thread next to one."""
+        """`requeue` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `requeue`.
+            **kwargs: The keyword arguments of `requeue`.
+
+        Returns:
+            What `requeue` returns.
+        """
         return call(self.requeue, *args, **kwargs)
