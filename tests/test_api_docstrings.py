@@ -73,16 +73,17 @@ def missing(value: Any, docstring: str) -> list[str]:
             found.append(name)
         elif _AMOUNT.search(name) and "bool" not in str(parameter.annotation) and not _UNIT.search(docstring):
             found.append(f"unit of {name}")
-    if signature is not None and not isinstance(value, type) and str(signature.return_annotation) not in _NO_RESULT:
-        # As Google's guide has it: a first sentence that begins with "Return" may be all.
-        if not re.match("Return|Yield", docstring) and not {"Returns", "Yields"} & parts.keys():
-            found.append("Returns")
+    result = _NO_RESULT if signature is None or isinstance(value, type) else {str(signature.return_annotation)}
+    # As Google's guide has it: a first sentence that begins with "Return" may be all.
+    if not (result & _NO_RESULT or {"Returns", "Yields"} & parts.keys() or re.match("Return|Yield", docstring)):
+        found.append("Returns")
     return found + [each for each in sorted(_raised(value)) if not re.search(rf"\b{each}\b", docstring)]
 
 
 def _signature(value: Any) -> inspect.Signature | None:
     """Return the signature; None for a class whose base class describes the parameters."""
     own = not isinstance(value, type) or "__init__" in vars(value) or hasattr(value, "_fields")
+    own = own and not getattr(value, "_is_protocol", False)
     return inspect.signature(value) if own else None
 
 
@@ -114,7 +115,7 @@ def _members(owner: type) -> Iterator[tuple[str, Any]]:
     for base in owner.__mro__:
         for name, value in vars(base).items() if base.__module__.startswith(ROOT) else ():
             function = getattr(value, "__func__", value)
-            if name.startswith("_") or not isinstance(function, FunctionType):
+            if not isinstance(function, FunctionType) or name.startswith("_") or function.__name__ != name:
                 continue
             if function.__doc__ or not any(getattr(vars(each).get(name), "__doc__", None) for each in owner.__mro__):
                 yield f"{base.__name__}.{name}", function
@@ -186,13 +187,15 @@ def test_the_examples_of_docstrings_run(tmp_path: Any, monkeypatch: pytest.Monke
 
 
 def test_an_incomplete_docstring_is_found() -> None:
-    def wait(seconds: float, wake: object, timeout: float) -> int:
-        if not seconds:
+    def wait(count: int, wake: object, timeout: float) -> int:
+        if not count:
             raise ValueError
         return 1
 
     assert missing(wait, "") == ["docstring"]
-    incomplete = "Wait.\n\nArgs:\n    seconds: How long.\n    timeout: How long.\n"
+    incomplete = "Wait.\n\nArgs:\n    count: How often.\n    timeout: How long.\n"
     assert missing(wait, incomplete) == ["wake", "unit of timeout", "Returns", "ValueError"]
-    complete = "Return how often.\n\nArgs:\n    seconds, timeout: Seconds.\n    wake: X.\n\nRaises:\n    ValueError: 0.\n"
+    complete = (
+        "Return how often.\n\nArgs:\n    count, timeout: In seconds.\n    wake: X.\n\nRaises:\n    ValueError: 0.\n"
+    )
     assert missing(wait, complete) == []
