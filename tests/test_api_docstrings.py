@@ -112,12 +112,15 @@ def _raised(value: Any) -> set[str]:
 
 def _members(owner: type) -> Iterator[tuple[str, Any]]:
     """Yield the public methods that the library gives to a class; an override without a docstring is its base's."""
+    internal = site_pages.internal_methods(owner)
     for base in owner.__mro__:
         for name, value in vars(base).items() if base.__module__.startswith(ROOT) else ():
             function = getattr(value, "__func__", value)
             if not isinstance(function, FunctionType) or name.startswith("_") or function.__name__ != name:
                 continue
-            if function.__doc__ or not any(getattr(vars(each).get(name), "__doc__", None) for each in owner.__mro__):
+            if name not in internal and (
+                function.__doc__ or not any(getattr(vars(each).get(name), "__doc__", None) for each in owner.__mro__)
+            ):
                 yield f"{base.__name__}.{name}", function
 
 
