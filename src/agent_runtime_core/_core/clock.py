@@ -66,10 +66,19 @@ class Clock:
         self.ids = iter(())
 
     async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds.
+
+        Args:
+            seconds: The seconds to wait.
+        """
         await asyncio.sleep(seconds)
 
     async def sleep_for(self, seconds: float) -> None:
-        """Sleep for a duration: until the wall clock or the sleep itself says that it is over."""
+        """Sleep for a duration: until the wall clock or the sleep itself says that it is over.
+
+        Args:
+            seconds: The seconds to wait.
+        """
         until = self.wall() + seconds
         while seconds > 0:
             step = min(seconds, self.wall_check)
@@ -81,6 +90,13 @@ class Clock:
 
         The seconds are those of the event loop, which a test clock does not move. In the context of its caller the
         callback would belong to a run, and keep what the caller's context variables hold.
+
+        Args:
+            seconds: The seconds to wait.
+            callback: The function to call.
+
+        Returns:
+            A handle that can cancel the call.
         """
         return asyncio.get_running_loop().call_later(seconds, callback, context=Context())
 

@@ -103,6 +103,19 @@ def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
 
     with use_llm_client(MockLLMClient(["hello"])):
         await runner.execute(agent, {"messages": []})
+
+    Args:
+        client: The client.
+
+    Yields:
+        The client.
+
+    Examples:
+        >>> from agent_runtime_core import MockLLMClient
+        >>> from agent_runtime_core.llm import get_llm_client, use_llm_client
+        >>> with use_llm_client(MockLLMClient(["hello"])) as client:
+        ...     get_llm_client() is client
+        True
     """
     token = _override.set(client)
     try:

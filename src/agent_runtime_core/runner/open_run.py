@@ -294,6 +294,9 @@ class _PortalCaller:
 class SyncRun:
     """An open run for code without an event loop.
 
+    Args:
+        claim: The claim of the run.
+
     Attributes:
         ctx: The context, whose coroutine functions `call` awaits.
         sync_ctx: The same context in blocking form.
@@ -305,7 +308,16 @@ class SyncRun:
         self._claim = claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a coroutine function of this run and return its result, as in `run.call(executor.run, steps)`."""
+        """Await a coroutine function of this run and return its result, as in `run.call(executor.run, steps)`.
+
+        Args:
+            fn: A coroutine function.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Its result.
+        """
         takes_function("run.call", fn)
 
         async def run() -> T:

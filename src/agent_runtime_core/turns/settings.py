@@ -103,6 +103,12 @@ class TurnSettings:
     `max_in_flight` steps run at once. With `remote_steps`, other workers may execute steps. `max_unsent_bytes` is
     how far a reader of `stream(backpressure=True)` may lag. `provider_steps` are the steps that provider workers
     execute.
+
+    Attributes:
+        max_in_flight: Steps that run at the same time in this process.
+        remote_steps: Whether other workers may execute steps.
+        max_unsent_bytes: How many bytes a reader of `stream(backpressure=True)` may lag.
+        provider_steps: The steps that provider workers execute, or None.
     """
 
     max_in_flight: int = 16
@@ -118,7 +124,12 @@ def _are_kinds(value: Any) -> bool:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class PersonalitySettings:
-    """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs."""
+    """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs.
+
+    Attributes:
+        default: The name of the default personality; None for the pack with `default = true`.
+        folder: The folder of packs; None for no packs.
+    """
 
     default: str | None = None
     folder: Path | None = None
@@ -127,7 +138,14 @@ class PersonalitySettings:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProviderSettings:
-    """The options of the client of one provider. Its repr hides the API key."""
+    """The options of the client of one provider. Its repr hides the API key.
+
+    Attributes:
+        api_key: The API key.
+        base_url: The URL of the server.
+        default_model: The model of calls that name none.
+        organization: The organization, for OpenAI.
+    """
 
     api_key: str | None = None
     base_url: str | None = None
