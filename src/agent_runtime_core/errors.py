@@ -150,6 +150,11 @@ class ToolTimeout(AgentRuntimeError, TimeoutError):
         tool: The name of the tool.
         seconds: The time limit of the tool in seconds.
         more: Text to append to the message.
+
+    Examples:
+        >>> from agent_runtime_core import ToolTimeout
+        >>> print(ToolTimeout("search", 5))
+        tool 'search' took longer than 5 s
     """
 
     def __init__(self, tool: str, seconds: float, more: str = "") -> None:
@@ -253,6 +258,19 @@ class RunFailed(AgentRuntimeError):
         status: The final status of the run.
         error: The `ErrorInfo` of the run, or None.
         result: The `RunResult` of the run, or None.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunFailed
+        >>> class Broken(AgentRuntime):
+        ...     key = "broken"
+        ...     async def run(self, ctx):
+        ...         raise ValueError("no city")
+        >>> result = AgentRunner.open("memory://").execute_sync(Broken())
+        >>> try:
+        ...     result.raise_for_status()
+        ... except RunFailed as error:
+        ...     print(error.status, error.error.message)
+        failed no city
     """
 
     def __init__(self, message: str, status: str, error: object | None = None) -> None:
@@ -313,6 +331,11 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
         reason: Why it cannot be stored.
         max_bytes: The size limit in bytes, if the value is too large.
         step_name: The step that returned the value, if it is the result of a step.
+
+    Examples:
+        >>> from agent_runtime_core import UnserialisableResult
+        >>> UnserialisableResult("$.items[3]", "a set", step_name="load").path
+        '$.items[3]'
     """
 
     def __init__(self, path: str, reason: str, *, max_bytes: int | None = None, step_name: str | None = None) -> None:
@@ -431,6 +454,11 @@ class LimitExceeded(AgentRuntimeError):
         allowed: The value of the limit.
         used: What the run has used, in the unit of the limit.
         result: A `RunResult` with the output so far, or None.
+
+    Examples:
+        >>> from agent_runtime_core import LimitExceeded
+        >>> print(LimitExceeded("max_turns", 3, 3))
+        limit reached: max_turns=3, used 3
     """
 
     def __init__(self, limit: str, allowed: float, used: float, what: str = "") -> None:

@@ -356,6 +356,16 @@ class RunContext(Protocol):
 
         Raises:
             InvalidArgument: `state` is not a dict.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Pages(AgentRuntime):
+            ...     key = "pages"
+            ...     async def run(self, ctx):
+            ...         await ctx.checkpoint({"page": 3})
+            ...         return RunResult(final_output=await ctx.get_state())
+            >>> AgentRunner.open("memory://").execute_sync(Pages()).final_output
+            {'page': 3}
         """
 
     async def get_state(self) -> dict[str, Any] | None:
@@ -420,6 +430,17 @@ class RunContext(Protocol):
             StepExecutionError: The step failed after its last attempt.
             StepInDoubt: The outcome of the step is unknown and `on_in_doubt` is "fail".
             UnserialisableResult: The result cannot be stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Count(AgentRuntime):
+            ...     key = "count"
+            ...     async def run(self, ctx):
+            ...         n = await ctx.step("count", len, ["a", "b"], retries=3)
+            ...         return RunResult(final_output={"n": n})
+            >>> AgentRunner.open("memory://").execute_sync(Count()).final_output
+            {'n': 2}
         """
 
     def renamed(self, old: str, new: str) -> None:
@@ -456,8 +477,26 @@ class RunContext(Protocol):
             timeout: Seconds to wait, or None for no limit.
             key: Identifies the wait among others of the same name.
 
+        Returns:
+            The payload.
+
         Raises:
             WaitTimeout: No signal arrived in time.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Order(AgentRuntime):
+            ...     key = "order"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output=await ctx.wait_for_signal("paid"))
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit(Order(), run_id="order-1")
+            ...         await runner.signal("order-1", "paid", {"amount": 5})
+            ...         return (await runner.execute(Order(), run_id="order-1")).final_output
+            >>> asyncio.run(main())
+            {'amount': 5}
         """
 
     async def approve(
@@ -511,6 +550,20 @@ class RunContext(Protocol):
         Raises:
             RunFailed: The child did not succeed.
             UnknownAgent: No agent with that key is registered.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Double(AgentRuntime):
+            ...     key = "double"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output={"n": 2 * ctx.params["n"]})
+            >>> class Four(AgentRuntime):
+            ...     key = "four"
+            ...     async def run(self, ctx):
+            ...         twice = await ctx.call(Double(), params={"n": 2})
+            ...         return RunResult(final_output=twice.final_output)
+            >>> AgentRunner.open("memory://").execute_sync(Four()).final_output
+            {'n': 4}
         """
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
@@ -533,6 +586,16 @@ class RunContext(Protocol):
 
         Args:
             key: Identifies the call instead of the number of its use, as for `step`.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Clock(AgentRuntime):
+            ...     key = "clock"
+            ...     async def run(self, ctx):
+            ...         now = await ctx.now()
+            ...         return RunResult(final_output={"zone": str(now.tzinfo)})
+            >>> AgentRunner.open("memory://").execute_sync(Clock()).final_output
+            {'zone': 'UTC'}
         """
 
     async def random(self, *, key: str | None = None) -> float:

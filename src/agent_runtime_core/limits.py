@@ -107,7 +107,13 @@ class RunLimits:
         return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults."""
+        """Return the fields that differ from their defaults.
+
+        Examples:
+            >>> from agent_runtime_core import RunLimits
+            >>> RunLimits(max_tokens=1000).as_dict()
+            {'max_tokens': 1000}
+        """
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None and value is not False}
 
 

@@ -109,6 +109,18 @@ class Registry:
             InvalidArgument: The argument is not an agent, a time limit is invalid, or the key belongs to an agent of
                 another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRuntime, RunResult
+            >>> from agent_runtime_core.registry import Registry
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         return RunResult()
+            >>> registry = Registry()
+            >>> registry.register(Hello(), run_timeout_seconds=60)
+            >>> registry.keys()
+            ['hello']
         """
         limits: dict[str, Any] = {}
         for name, value in zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True):

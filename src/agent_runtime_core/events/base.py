@@ -307,6 +307,18 @@ class EventBus(Backend):
 
         Raises:
             StorageClosed: if the bus is closed.
+
+        Examples:
+            >>> import asyncio
+            >>> from uuid import UUID
+            >>> from agent_runtime_core.events import InMemoryEventBus
+            >>> async def main():
+            ...     bus = InMemoryEventBus()
+            ...     await bus.publish(UUID(int=1), "page.read", {"page": 1})
+            ...     async for event in bus.subscribe(UUID(int=1), since_sequence=0):
+            ...         return event.event_type
+            >>> asyncio.run(main())
+            'page.read'
         """
         return _events_of(self._follow(_known(run_id)[1], _first(since_sequence)))
 

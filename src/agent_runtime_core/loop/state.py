@@ -43,6 +43,13 @@ class CancellationToken:
     task = asyncio.create_task(run_turn_loop(ctx, client, cancellation=token))
     token.cancel()
     result = await task  # result.state is TurnState.CANCELLED
+
+    Examples:
+        >>> from agent_runtime_core import CancellationToken
+        >>> token = CancellationToken()
+        >>> token.cancel()
+        >>> token.cancelled
+        True
     """
 
     def __init__(self) -> None:

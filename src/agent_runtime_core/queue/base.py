@@ -268,6 +268,18 @@ class RunQueue(Backend):
 
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.queue import InMemoryQueue
+            >>> async def main():
+            ...     queue = InMemoryQueue()
+            ...     await queue.enqueue(None, "report", {"month": "May"})
+            ...     run = await queue.claim("worker-1")
+            ...     await queue.release(run.run_id, "worker-1", True, {"rows": 3})
+            ...     return (await queue.row(run.run_id)).status
+            >>> asyncio.run(main())
+            'succeeded'
         """
         given = input if params is None else run_input(input, params)
         return QueuedRun.of(await self.insert(self.new_row(run_id, agent_key, given, metadata, priority, **options)))
@@ -438,6 +450,12 @@ class RunQueue(Backend):
         Returns:
             The run or None; with `limit` above 1 a list. Reading `input` of a run raises UnserialisableResult if it
             has a type that is not registered in this process.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.queue import InMemoryQueue
+            >>> asyncio.run(InMemoryQueue().claim("worker-1")) is None
+            True
         """
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:

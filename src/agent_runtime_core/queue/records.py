@@ -249,6 +249,12 @@ class RunFilter(NamedTuple):
         tenant: The tenant; "": of no tenant; None: any.
         run_key: The run key; None: any.
         without_input: Leave out `input` and `output`: they are "{}" and None.
+
+    Examples:
+        >>> from agent_runtime_core.queue import RunFilter, RunRow
+        >>> row = RunRow("b1a0c6c4-5d3f-4c0e-9d0a-0c5f0c5f0c5f", "report", status="failed", arrival=1)
+        >>> RunFilter(statuses=("failed",)).admits(row), RunFilter(agent="other").admits(row)
+        (True, False)
     """
 
     statuses: tuple[str, ...] | None = None

@@ -189,6 +189,16 @@ class RunClient:
         Raises:
             InvalidArgument: `tenant` is None, and several tenants use the run key.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", {"month": "May"}, run_id="report-1")
+            ...         return (await runner.get_run("report-1")).input
+            >>> asyncio.run(main())
+            {'month': 'May'}
         """
         return RunInfo.of(await self.queue.require(run_id, tenant))
 
@@ -230,6 +240,17 @@ class RunClient:
 
         Raises:
             InvalidArgument: An argument is not of its type, or `until` is before `since`.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         for month in ("April", "May"):
+            ...             await runner.submit("report", {"month": month})
+            ...         return [run.input["month"] for run in await runner.runs("pending", newest_first=True)]
+            >>> asyncio.run(main())
+            ['May', 'April']
         """
         wanted = run_filter(
             status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
@@ -255,6 +276,15 @@ class RunClient:
 
         Raises:
             InvalidArgument: An argument is invalid, such as an `after` that is no cursor.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.approvals()
+            >>> asyncio.run(main())
+            []
         """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
@@ -272,6 +302,19 @@ class RunClient:
         Raises:
             TimeoutError: The run has not finished in that time.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         try:
+            ...             await runner.wait("report-1", timeout=0)
+            ...         except TimeoutError:
+            ...             return "not finished"
+            >>> asyncio.run(main())
+            'not finished'
         """
         if timeout is not None:
             timeout = checked_seconds("timeout", timeout)
@@ -304,6 +347,21 @@ class RunClient:
                 run may be executed by another process, which waits only for readers that live.
             max_unsent_bytes: Bytes. None means the runner's setting.
             tenant: As in `get_run`.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         await ctx.emit("hello.said", {"to": "Ada"})
+            ...         return RunResult()
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.execute(Hello(), run_id="hello-1")
+            ...         return [event.event_type async for event in runner.stream("hello-1")]
+            >>> asyncio.run(main())
+            ['run.started', 'hello.said', 'run.succeeded']
         """
         key = (await self.queue.require(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
@@ -367,6 +425,16 @@ class RunClient:
 
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         return await runner.cancel("report-1"), await runner.cancel("report-1")
+            >>> asyncio.run(main())
+            (True, False)
         """
         self._require_writable()
         asked = None
@@ -601,6 +669,18 @@ class RunClient:
             InvalidArgument: `limits` has an unknown name or an invalid value, or `code_version` is no name. The run
                 stays as it was.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         run = await runner.resume("report-1")
+            ...         return run.status.value, run.generation
+            >>> asyncio.run(main())
+            ('pending', 2)
         """
         self._require_writable()
         named = named_limits(limits)
@@ -666,6 +746,17 @@ class RunClient:
 
         Returns:
             How many runs were deleted. Live runs never are.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         return await runner.vacuum({"cancelled": 0}), await runner.vacuum({"failed": 0})
+            >>> asyncio.run(main())
+            (1, 0)
         """
         self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
@@ -684,6 +775,18 @@ class RunClient:
         Raises:
             IllegalTransition: The run has not finished.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         await runner.discard("report-1")
+            ...         return await runner.runs()
+            >>> asyncio.run(main())
+            []
         """
         self._require_writable()
         row = await self.queue.require(run_id, tenant)
@@ -726,6 +829,16 @@ class RunClient:
         Raises:
             IllegalTransition: A run is live, and `cancel` is not set. Nothing was erased.
             InvalidArgument: Nothing to erase is named, or a name is not valid.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", tenant="acme")
+            ...         return (await runner.erase(tenant="acme", cancel=True)).runs
+            >>> asyncio.run(main())
+            1
         """
         if not dry_run:
             self._require_writable()
@@ -774,6 +887,22 @@ class RunClient:
         Raises:
             IdempotencyConflict: `new_run_id` belongs to another run.
             InvalidArgument: The step has no saved result.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         name = await ctx.step("name", str.title, ctx.params["name"])
+            ...         return RunResult(final_output={"response": f"Hello, {name}!"})
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.execute(Hello(), run_id="hello-1", params={"name": "ada"})
+            ...         copy = await runner.fork("hello-1", "name", new_run_id="hello-2")
+            ...         return (await runner.get_run(copy)).run_key
+            >>> asyncio.run(main())
+            'hello-2'
         """
         self._require_writable()
         source = await self.queue.require(run_id, tenant)
@@ -801,6 +930,17 @@ class RunClient:
 
         Yields:
             The events of the run, until it has finished.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     def run(self, ctx):
+            ...         return RunResult()
+            >>> runner = AgentRunner.open("memory://")
+            >>> _ = runner.execute_sync(Hello(), run_id="hello-1")
+            >>> [event.event_type for event in runner.stream_sync("hello-1")]
+            ['run.started', 'run.succeeded']
         """
         follow = partial(self.stream, max_unsent_bytes=max_unsent_bytes, tenant=tenant)
         return iterate(follow, run_id, since_sequence, backpressure)
@@ -814,6 +954,17 @@ class RunClient:
 
         Returns:
             What `wait` returns.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     def run(self, ctx):
+            ...         return RunResult(final_output={"response": "Hello!"})
+            >>> runner = AgentRunner.open("memory://")
+            >>> _ = runner.execute_sync(Hello(), run_id="hello-1")
+            >>> runner.wait_sync("hello-1").final_output
+            {'response': 'Hello!'}
         """
         return call(self.wait, *args, **kwargs)
 

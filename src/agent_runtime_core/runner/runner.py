@@ -320,6 +320,18 @@ class AgentRunner(RunClient):
 
         Returns:
             The second runner.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> from agent_runtime_core.registry import Registry
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         second = runner.worker_for(Registry())
+            ...         await second.submit("report", run_id="report-1")
+            ...         return (await runner.get_run("report-1")).run_key
+            >>> asyncio.run(main())
+            'report-1'
         """
         if self.stores_at_url and self._stores is None:
             _ = self.persistence  # so that this runner opens the stores, and closes them
@@ -459,11 +471,28 @@ class AgentRunner(RunClient):
             tenant: As in `submit`.
             input: The run's input.
 
+        Returns:
+            The result of the run.
+
         Raises:
             IdempotencyConflict: The run id belongs to a run with another agent or input.
             InvalidArgument: An argument is invalid, or both `input` and `input_data` are passed.
             RunBusy: See `if_running`.
             TimeoutError: The deadline passed while another process executed the run, or another run held its slot.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Double(AgentRuntime):
+            ...     key = "double"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output={"n": 2 * ctx.params["n"]})
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         result = await runner.execute(Double(), run_id="double-1", params={"n": 21})
+            ...         return result.final_output, result.run_key
+            >>> asyncio.run(main())
+            ({'n': 42}, 'double-1')
         """
         self._require_writable()
         if if_running not in ("wait", "raise"):
@@ -721,6 +750,16 @@ class AgentRunner(RunClient):
             IdempotencyConflict: The run id or the key belongs to a run with another agent or input.
             InvalidArgument: An argument is invalid, or `connection` has no open transaction or another database.
             NotSupported: `connection` is passed, and the runs are not on PostgreSQL.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         run_id = await runner.submit("report", {"month": "May"}, priority=5)
+            ...         return (await runner.get_run(run_id)).status.value
+            >>> asyncio.run(main())
+            'pending'
         """
         row = self.new_run(
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
@@ -764,6 +803,15 @@ class AgentRunner(RunClient):
 
         Returns:
             Whether a run was claimed and executed.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.run_once()
+            >>> asyncio.run(main())
+            False
         """
         self._require_writable()
         return await self._worker.once()

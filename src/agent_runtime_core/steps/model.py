@@ -149,6 +149,11 @@ class StepResult:
         started_at: When the step started.
         completed_at: When it finished.
         duration_ms: Duration in milliseconds.
+
+    Examples:
+        >>> from agent_runtime_core import StepResult, StepStatus
+        >>> StepResult("load", StepStatus.COMPLETED, result=3).attempts
+        1
     """
 
     name: str

@@ -154,6 +154,13 @@ class VirtualClock(Clock):
 
         Raises:
             InvalidArgument: `seconds` is negative or NaN.
+
+        Examples:
+            >>> from agent_runtime_core.testing import VirtualClock
+            >>> clock = VirtualClock(start=0.0)
+            >>> clock.suspend(60)
+            >>> clock.boot(), clock.monotonic()
+            (60.0, 0.0)
         """
         if not seconds >= 0:
             raise must("seconds", "be at least 0", seconds)

@@ -177,7 +177,15 @@ class MockLLMClient(LLMClient):
         return len(self._calls)
 
     def reset(self) -> None:
-        """Delete the recorded calls and restart with the first response."""
+        """Delete the recorded calls and restart with the first response.
+
+        Examples:
+            >>> from agent_runtime_core import MockLLMClient
+            >>> client = MockLLMClient(["Hello!"])
+            >>> client.reset()
+            >>> client.get_call_count()
+            0
+        """
         self._calls.clear()
         self._next = 0
         self._call_ids = itertools.count(1)

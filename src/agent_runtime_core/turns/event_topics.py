@@ -129,6 +129,18 @@ class EventPublisherSubscriber:
         state: Stores the offsets of consumers.
         tracer: Receives the latency and the errors of each commit: a tracer, or a function that returns the present
             one, such as `lambda: runner.tracer`.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.events import InMemoryEventBus
+        >>> from agent_runtime_core.state import InMemoryStateStore
+        >>> from agent_runtime_core.turns import AuditEvent, EventPublisherSubscriber
+        >>> async def main():
+        ...     topics = EventPublisherSubscriber(InMemoryEventBus(), InMemoryStateStore())
+        ...     published = await topics.tell(AuditEvent(action="export"))
+        ...     return published.topic, published.offset
+        >>> asyncio.run(main())
+        ('agent.audit', 0)
     """
 
     def __init__(

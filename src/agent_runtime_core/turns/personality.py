@@ -587,6 +587,12 @@ class PackSet:
 
         Raises:
             InvalidArgument: No personality has that name; the message suggests the nearest one.
+
+        Examples:
+            >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
+            >>> packs = PackSet.of({"guide": PersonalityInstance(name="guide", default=True)})
+            >>> packs.select({}).name
+            'guide'
         """
         return self.packs[_require_pack(self.default if name is None else name, self.packs, "personality")]
 
@@ -594,6 +600,12 @@ class PackSet:
         """Return the personality that `metadata["personality"]` names, or the default one. Raises the errors of `get`.
 
         `metadata` is that of a run or turn.
+
+        Examples:
+            >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
+            >>> packs = PackSet.of({"guide": PersonalityInstance(name="guide", default=True)})
+            >>> packs.select({}).name
+            'guide'
         """
         return self.get((metadata or {}).get("personality"))
 

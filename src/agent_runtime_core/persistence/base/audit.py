@@ -181,6 +181,17 @@ class AuditStore(ABC):
 
         Raises:
             NotSupported: This store cannot be pruned.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import AuditEntry, AuditEventType, InMemoryAuditStore
+            >>> async def main():
+            ...     store = InMemoryAuditStore()
+            ...     for action in ("read", "write", "export"):
+            ...         await store.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action=action))
+            ...     return await store.prune(keep=1)
+            >>> asyncio.run(main())
+            2
         """
         raise NotSupported(
             f"{type(self).__name__} does not support prune(). Use a store of agent_runtime_core.persistence."

@@ -278,6 +278,18 @@ class ConversationStore(ABC):
         Raises:
             InvalidArgument: The conversation or the message does not exist.
             BrokenHistory: A parent of a message is missing, or parents form a cycle.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store = InMemoryConversationStore()
+            ...     chat = Conversation(title="Trip", messages=[ConversationMessage(role="user", content="Hi")])
+            ...     await store.save(chat)
+            ...     return (await store.fork(chat.id)).parent_conversation_id == chat.id
+            >>> asyncio.run(main())
+            True
         """
         conversation = await self._require(conversation_id, scope)
         fork = Conversation(
@@ -330,6 +342,17 @@ class ConversationStore(ABC):
 
         Returns:
             Pairs of a conversation id and a message.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store = InMemoryConversationStore()
+            ...     await store.save(Conversation(messages=[ConversationMessage(role="user", content="Trains to Ulm")]))
+            ...     return [message.content for _, message in await store.search("ulm")]
+            >>> asyncio.run(main())
+            ['Trains to Ulm']
         """
         found = [each async for each in self._all_messages(scope)]
         texts = ((str(n), moment(each.timestamp), folded(text_in(each.content))) for n, (_, each) in enumerate(found))

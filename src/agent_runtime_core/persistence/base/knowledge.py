@@ -137,6 +137,16 @@ class KnowledgeStore(ABC):
             query: The words.
             scope: The scope to search.
             limit: At most this many facts.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import Fact, InMemoryKnowledgeStore
+            >>> async def main():
+            ...     store = InMemoryKnowledgeStore()
+            ...     await store.save_fact(Fact(key="city", value="Ulm an der Donau"))
+            ...     return [fact.key for fact in await store.search_facts("donau")]
+            >>> asyncio.run(main())
+            ['city']
         """
         facts = await self.list_facts(scope, None, _SEARCHED)
         texts = (
@@ -177,6 +187,17 @@ class KnowledgeStore(ABC):
 
         Raises:
             NoEmbeddings: This store does not support embeddings.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import Embedding, InMemoryKnowledgeStore
+            >>> async def main():
+            ...     store = InMemoryKnowledgeStore()
+            ...     await store.save_embedding(Embedding(vector=[1.0, 0.0], content="Ulm"))
+            ...     await store.save_embedding(Embedding(vector=[0.0, 1.0], content="Paris"))
+            ...     return [found.content for found, _ in await store.search_similar([0.9, 0.1], limit=1)]
+            >>> asyncio.run(main())
+            ['Ulm']
         """
         raise self._no_embeddings()
 
@@ -258,6 +279,17 @@ class MemoryStore(ABC):
         Args:
             scope: The scope.
             prefix: How the keys begin. None: any.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryMemoryStore
+            >>> async def main():
+            ...     store = InMemoryMemoryStore()
+            ...     for key in ("trip:2", "trip:1", "city"):
+            ...         await store.set(key, True)
+            ...     return await store.list_keys(prefix="trip:")
+            >>> asyncio.run(main())
+            ['trip:1', 'trip:2']
         """
 
     @abstractmethod

@@ -106,6 +106,19 @@ class TaskStore(ABC):
         Raises:
             InvalidArgument: The task or the field does not exist.
             NotSupported: This store needs `task_list_id`, or can change only state, name and description.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Task, TaskList
+            >>> from agent_runtime_core.persistence import InMemoryTaskStore
+            >>> async def main():
+            ...     store, task = InMemoryTaskStore(), Task(name="Read")
+            ...     plan = TaskList(name="plan", tasks=[task])
+            ...     await store.save(plan)
+            ...     await store.update(task.id, priority=5)
+            ...     return (await store.find_task(plan.id, task.id)).priority
+            >>> asyncio.run(main())
+            5
         """
         check_fields(fields)
         if task_list_id is None or not fields.keys() <= _CHANGED_IN_LIST:

@@ -298,6 +298,16 @@ class Collection:
         space: The space.
         kind: The kind.
         ttl: Seconds after its last write that a document is kept. None: it does not expire.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.persistence import Collection, Entry, InMemoryMemoryStore, Scope
+        >>> async def main():
+        ...     notes = Collection(InMemoryMemoryStore().documents(Scope.PROJECT), "project", "note")
+        ...     await notes.write(notes.put(Entry("n-1", "Buy milk")))
+        ...     return (await notes.get("n-1")).text
+        >>> asyncio.run(main())
+        'Buy milk'
     """
 
     documents: DocumentStore
