@@ -22,7 +22,7 @@ _IN_CSS = re.compile(r"url\(\s*['\"]?(?P<url>[^)'\"]+)|@import\s+['\"](?P<import
 #: An entry of the API, or the text of one in which nothing precedes its end or its members.
 _ENTRY = re.compile(
     r'<h\d id="(?P<name>[\w.]+)" class="doc doc-heading"|'
-    r'<div class="doc doc-contents[^"]*">\s*(?:<p class="doc doc-class-bases">.*?</p>\s*)?'
+    r'<div class="doc doc-contents[^"]*">\s*(?:<p class="doc doc-class-bases">(?:(?!</p>).)*</p>\s*)?'
     r'(?P<empty></div>|<div class="doc doc-children">)',
     re.DOTALL,
 )

@@ -244,7 +244,7 @@ class ApiPages:
             options.append(f'filters: ["!^_", "!^({"|".join(sorted(internal))})$"]')
         # The methods of a base class that has no entry of its own would be missing.
         hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and not self._home(each)]
-        there = {name for base in self._bases(value) for name in vars(base)}
+        there = {name for base in self._bases(value) for each in base.__mro__ for name in vars(each)}
         members = {name for each in hidden for name in vars(each) if not name.startswith("_")} - internal - there
         if members:
             options.append(f"inherited_members: [{', '.join(sorted(members))}]")

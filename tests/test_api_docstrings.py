@@ -65,6 +65,8 @@ def missing(value: Any, docstring: str) -> list[str]:
     parts = sections(docstring)
     entries = "".join(parts.get(each, "") for each in ("Args", "Attributes"))
     described = {name.strip(" *") for each in _ENTRY.finditer(entries) for name in each["names"].split(",")}
+    if "**" in entries:  # it may name the options
+        described |= set(re.findall(r"`(\w+)`", entries))
     found, signature = [], _signature(value)
     for name, parameter in {} if signature is None else signature.parameters.items():
         if name in {"self", "cls"} or name.startswith("_"):

@@ -202,8 +202,8 @@ class Preferring(Registry):
         return preferred if preferred is not None and type(preferred) is type(registered) else registered
 
 
-#: The registry of the functions below, and of every runner without a registry of its own.
 DEFAULT = Registry()
+"""The registry of the functions below, and of every runner without a registry of its own."""
 
 
 def register_runtime(

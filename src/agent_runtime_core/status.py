@@ -63,6 +63,7 @@ class StepStatus(str, Enum):  # noqa: UP042
 
 
 TERMINAL = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.DEAD})
+"""The statuses of runs that have finished."""
 
 _PAST: Mapping[str, str] = {
     RunStatus.SUCCEEDED: "has succeeded",
@@ -94,8 +95,6 @@ def failure_reason(status: str, kind: str | None, message: str) -> str:
 
 _REOPEN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
 
-#: Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),
-#: `execute` or `open_run` (to running). A run that succeeded keeps its status: the same id returns its saved result.
 TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
     {
         RunStatus.PENDING: {RunStatus.RUNNING: False, RunStatus.CANCELLED: False},
@@ -112,6 +111,8 @@ TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
         RunStatus.DEAD: _REOPEN,
     }
 )
+"""Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),
+`execute` or `open_run` (to running). A run that succeeded keeps its status: the same id returns its saved result."""
 
 
 def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -> None:

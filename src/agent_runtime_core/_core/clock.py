@@ -33,11 +33,12 @@ class Clock:
     #: Most seconds between two reads of the wall clock while a duration lasts in memory.
     wall_check: float = 5.0
 
-    #: The last UUIDv7, without its fixed bits, so that the next one can be greater.
     last_id: int = 0
-    #: The next ids that share their random bits, for the millisecond `ids_ms` of wall time.
+    """The last UUIDv7, without its fixed bits, so that the next one can be greater."""
     ids: Iterator[str] = iter(())
+    """The next ids that share their random bits, for the millisecond `ids_ms` of wall time."""
     ids_ms: int = -1
+    """The millisecond of wall time that `ids` are for; -1 before the first."""
 
     def __init__(self, seed: int | None = None) -> None:
         # A generator in this process, because that of the system would cost a system call each time.

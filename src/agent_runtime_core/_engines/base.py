@@ -163,12 +163,12 @@ class Engine(ABC):
     clock: Clock
     #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
     buffer_delay: float = 0.0
-    #: Names this process to others on the same store; "" if the store cannot detect that a process died.
     process_id: str = ""
-    #: The file or server in error messages, without a password.
+    """Names this process to others on the same store; "" if the store cannot detect that a process died."""
     location: str = "memory"
-    #: Whether every commit raises NotSupported.
+    """The file or server in error messages, without a password."""
     read_only: bool = False
+    """Whether every commit raises NotSupported."""
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
@@ -308,18 +308,18 @@ class Backend(ABC):
     #: The engine that a built-in backend has opened or shares. It counts as one user until `close`.
     _held_engine: Engine | None = None
 
-    #: Redacts what leaves the process, as logs and traces do; None without `redact`.
     sink_redaction: Redaction | None = None
-    #: Redacts what this backend stores; None without `redact_stored`.
+    """Redacts what leaves the process, as logs and traces do; None without `redact`."""
     redaction: Redaction | None = None
-    #: The `Payloads` that encode what this backend stores; None without a codec.
+    """Redacts what this backend stores; None without `redact_stored`."""
     payloads: Any = None
+    """The `Payloads` that encode what this backend stores; None without a codec."""
     #: The `PayloadFields` of this component: the contents in its operations.
     payload_fields: ClassVar[Any]
-    #: Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again.
     rewrites: ClassVar[bool] = False
-    #: Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents.
+    """Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again."""
     copies: ClassVar[bool] = False
+    """Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents."""
 
     @property
     def commits(self) -> Committer:

@@ -48,8 +48,8 @@ class SharedEngine(Engine):
 
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
-    #: What a child process can do that was forked while the engine was open.
     after_fork: ClassVar[str] = "Open it again in this process"
+    """What a child process can do that was forked while the engine was open."""
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
         self.clock: Clock = clock

@@ -697,8 +697,8 @@ class Context:
         return await self.waits.child(agent, run_input(input, params), key)
 
 
-#: The name of this class in 0.5.2.
 RunContextImpl = Context
+"""The name of this class in 0.5.2."""
 
 
 def _make_steps_current(journal: RunJournal, tracer: Tracer | None) -> None:

@@ -46,6 +46,7 @@ PROVIDERS = {
     "litellm": ".litellm:LiteLLMClient",
     "openai": ".openai:OpenAIClient",
 }
+"""The classes of the built-in model clients by the name of their provider."""
 
 
 _override: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)

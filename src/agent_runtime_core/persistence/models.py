@@ -212,6 +212,7 @@ class ConversationMessage:
 
 
 Message = ConversationMessage
+"""Another name of `ConversationMessage`."""
 
 
 @dataclass(kw_only=True)

@@ -316,9 +316,7 @@ class MockRunContext:
 
     @typed_step
     @takes_options_of(RunContext.step)
-    async def step(  # noqa: D417 - the signature names the options
-        self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any
-    ) -> Any:
+    async def step(self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any) -> Any:
         """Call `fn(*args)` once. Retries, time limits and records exist only in the real context.
 
         Args:
@@ -326,16 +324,9 @@ class MockRunContext:
             fn: A function, or a coroutine function.
             *args: Its arguments.
             key: Identifies the step, as in a real run.
-            retries: Checked, and not used.
-            retry_delay: Checked, and not used. Seconds, as in a real run.
-            timeout: Checked, and not used. Seconds, as in a real run.
-            retry_on: Checked, and not used.
-            backoff: Checked, and not used.
-            on_in_doubt: Checked, and not used.
-            returns: Not used.
-            on_changed_input: Checked, and not used.
-            description: Not used.
-            max_result_bytes: Not used.
+            **options: The options of a real step, checked and not used: `retries`, `retry_delay` and `timeout` in
+                seconds, `retry_on`, `backoff`, `on_in_doubt`, `returns`, `on_changed_input`, `description` and
+                `max_result_bytes`.
 
         Returns:
             What `fn` returned.

@@ -168,6 +168,7 @@ class Tool:
 
 
 ToolDefinition = Tool
+"""Another name of `Tool`."""
 
 
 def require_handler(tool: Tool) -> None:

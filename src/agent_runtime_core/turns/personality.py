@@ -556,7 +556,12 @@ BUILT_IN = PersonalityInstance(name="default", description="The personality of a
 
 @dataclass(frozen=True)
 class PackSet:
-    """The packs of one load, immutable. `default` is the name of the personality for turns that name none."""
+    """The packs of one load, immutable. `default` is the name of the personality for turns that name none.
+
+    Attributes:
+        packs: The personalities by name.
+        default: The name of the personality for turns that name none.
+    """
 
     packs: Mapping[str, PersonalityInstance]
     default: str
@@ -564,6 +569,10 @@ class PackSet:
     @classmethod
     def of(cls, packs: Mapping[str, PersonalityInstance] | None, default: str | None = None) -> PackSet:
         """Return a set of these packs; None means the built-in one.
+
+        Args:
+            packs: The personalities by name.
+            default: The name of the default one. None: the one that is marked as default.
 
         Raises:
             InvalidArgument: `default` is unknown, or without it not exactly one of several packs is the default.
@@ -585,6 +594,9 @@ class PackSet:
     def get(self, name: str | None = None) -> PersonalityInstance:
         """Return the personality of that name, or the default one.
 
+        Args:
+            name: The name of the personality. None: the default one.
+
         Raises:
             InvalidArgument: No personality has that name; the message suggests the nearest one.
 
@@ -600,6 +612,9 @@ class PackSet:
         """Return the personality that `metadata["personality"]` names, or the default one. Raises the errors of `get`.
 
         `metadata` is that of a run or turn.
+
+        Args:
+            metadata: The metadata of a run or turn.
 
         Examples:
             >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
@@ -673,6 +688,9 @@ class PersonalityPackManager:
     def get(self, name: str | None = None) -> PersonalityInstance:
         """Return a personality like `PackSet.get`.
 
+        Args:
+            name: The name of the personality. None: the default one.
+
         Raises:
             UnknownTool: One of its tools is not registered in `tools`.
         """
@@ -680,6 +698,9 @@ class PersonalityPackManager:
 
     def select(self, metadata: Mapping[str, Any] | None = None) -> PersonalityInstance:
         """Return a personality like `PackSet.select`.
+
+        Args:
+            metadata: The metadata of a run or turn.
 
         Raises:
             UnknownTool: One of its tools is not registered in `tools`.
@@ -691,7 +712,11 @@ class PersonalityPackManager:
         return [each for _, each in sorted(self._current.packs.items())]
 
     def reload(self) -> bool:
-        """Read the files again. Return True if the content of any pack has changed."""
+        """Read the files again. Return True if the content of any pack has changed.
+
+        Returns:
+            Whether the content of any pack has changed.
+        """
         with self._lock:
             before = self._current
             try:

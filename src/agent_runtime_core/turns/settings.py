@@ -164,7 +164,16 @@ class ProviderSettings:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings and packs of one load, immutable. `version` starts at 1."""
+    """All settings and packs of one load, immutable. `version` starts at 1.
+
+    Attributes:
+        runtime: The settings of the process.
+        turns: The settings of turns.
+        personality: The default personality and the folder of packs.
+        providers: The options of the clients by provider.
+        packs: The personalities.
+        version: The number of the load, from 1.
+    """
 
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     turns: TurnSettings = TurnSettings()
@@ -378,7 +387,14 @@ class _Subscriber(Generic[T]):
 
 @dataclass(frozen=True)
 class ConfigChanged:
-    """The event "config.changed". `changed` has the dotted names of the changed settings: `runtime.max_retries`."""
+    """The event "config.changed". `changed` has the dotted names of the changed settings: `runtime.max_retries`.
+
+    Attributes:
+        version: The number of the load.
+        changed: The dotted names of the changed settings, such as `runtime.max_retries`.
+        path: The path of config.toml, or "".
+        event_type: "config.changed".
+    """
 
     version: int
     changed: tuple[str, ...]
@@ -472,7 +488,14 @@ class ConfigLoader:
         return self._subscribers.add(fn)
 
     def apply(self, **settings: Any) -> RuntimeConfig:
-        """Call `configure` with `current.runtime`, overridden by `settings`."""
+        """Call `configure` with `current.runtime`, overridden by `settings`.
+
+        Args:
+            **settings: Settings that override those of the file.
+
+        Returns:
+            The new configuration of the process.
+        """
         runtime = self._current.runtime
         return configure(**{**{name: getattr(runtime, name) for name in FIELDS}, **settings})
 

@@ -32,7 +32,9 @@ class StoredAudit(DocumentBackedStore, AuditStore):
     """
 
     max_age: float | None = None
+    """Seconds after which entries are deleted; None keeps entries of any age."""
     max_entries: int | None = None
+    """How many entries of each kind and scope are kept; None keeps all."""
 
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
