@@ -219,9 +219,9 @@ class ApiPages:
             home = self.homes.get((name, id(getattr(module, name))), dotted)
             if home == dotted:
                 own.append(f"::: {identifier(dotted, name)}{self._options(getattr(module, name))}")
-                own += self._about_bases(getattr(module, name))
                 if name in self.explained:
                     own.append(f"How to fix it: [{name}](../errors.md#{name.lower()}).")
+                own += self._about_bases(getattr(module, name))
             else:
                 others.append(f"| `{name}` | [{home}][{identifier(home, name)}] |")
         parts = [_docstring(module)]
@@ -242,10 +242,7 @@ class ApiPages:
         internal = internal_methods(value)
         if internal:
             options.append(f'filters: ["!^_", "!^({"|".join(sorted(internal))})$"]')
-        # The methods of a base class that has no entry of its own would be missing.
-        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and not self._home(each)]
-        there = {name for base in self._bases(value) for each in base.__mro__ for name in vars(each)}
-        members = {name for each in hidden for name in vars(each) if not name.startswith("_")} - internal - there
+        members = self._inherited(value) - self._described_elsewhere(value) - internal
         if members:
             options.append(f"inherited_members: [{', '.join(sorted(members))}]")
         return "".join(["\n    options:", *(f"\n      {each}" for each in options)]) if options else ""
@@ -260,10 +257,21 @@ class ApiPages:
         bases = value.__mro__[1:] if isinstance(value, type) else ()
         return [each for each in bases if each.__module__.startswith(PACKAGE) and self._home(each)]
 
+    def _inherited(self, value: type) -> set[str]:
+        """Return the members of base classes without an entry, which would be missing."""
+        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and not self._home(each)]
+        return {name for each in hidden for name in vars(each) if not name.startswith("_")}
+
+    def _described_elsewhere(self, value: type) -> set[str]:
+        """Return the names of the members that base classes with an entry describe there."""
+        return {name for base in self._bases(value) for each in base.__mro__ for name in vars(each)}
+
     def _about_bases(self, value: object) -> list[str]:
-        """Return a line with the base classes that describe the other members of a class."""
+        """Return a line with the base classes that describe the members which the entry of a class leaves out."""
+        if not isinstance(value, type) or not self._inherited(value) & self._described_elsewhere(value):
+            return []
         bases = [f"[{each.__name__}][{self._home(each)}]" for each in self._bases(value)]
-        return [f"More members: {', '.join(bases)}."] if bases else []
+        return [f"More members: {', '.join(bases)}."]
 
 
 def undescribed(value: type) -> list[str]:

@@ -55,6 +55,7 @@ class OnEngine:
 
     operation_sets: ClassVar[OperationSets]
     reads: ClassVar[Reads] = {}
+    """The functions that read, by the name of what they read."""
     rewrites: ClassVar[bool] = True
     copies: ClassVar[bool] = True
     engine: Any
