@@ -203,7 +203,7 @@ class Preferring(Registry):
 
 
 DEFAULT = Registry()
-"""The registry of the functions below, and of every runner without a registry of its own."""
+"""The registry of the functions below, and of every runner without a separate registry."""
 
 
 def register_runtime(

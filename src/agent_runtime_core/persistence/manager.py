@@ -534,7 +534,7 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
         **settings: Fields of PersistenceConfig.
 
     Returns:
-        The manager of the process, with these settings.
+        The configuration.
 
     Raises:
         UnknownSetting: A setting does not exist. It is also a ValueError.

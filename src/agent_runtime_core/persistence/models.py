@@ -224,7 +224,7 @@ class Conversation:
         title: The title, or None.
         messages: The messages of all branches, in order of arrival.
         created_at: When it was created.
-        updated_at: When it was last saved.
+        updated_at: When it was last changed.
         metadata: Further data of the application, as JSON.
         agent_key: The key of the agent, or None.
         summary: A summary of the messages, or None.
@@ -260,7 +260,7 @@ class Task:
         state: The state of the task.
         parent_id: The task that this is a part of, or None.
         created_at: When it was created.
-        updated_at: When it was last saved.
+        updated_at: When it was last changed.
         metadata: Further data of the application, as JSON.
         dependencies: The tasks that must be complete before.
         priority: Ready tasks with a greater priority come first.
@@ -310,7 +310,7 @@ class TaskList:
         name: The name of the list.
         tasks: The tasks, in order.
         created_at: When it was created.
-        updated_at: When it was last saved.
+        updated_at: When it was last changed.
         conversation_id: The conversation that it belongs to, or None.
         run_id: The run that it belongs to, or None.
 
@@ -342,7 +342,7 @@ class Fact:
         confidence: How certain the fact is, from 0 to 1.
         source: Where the fact comes from, or None.
         created_at: When it was created.
-        updated_at: When it was last saved.
+        updated_at: When it was last changed.
         expires_at: When the fact is no longer returned; None for never.
         metadata: Further data of the application, as JSON.
     """

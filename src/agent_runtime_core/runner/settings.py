@@ -153,7 +153,7 @@ class RunInfo:
         run_key: The run id that you passed, if it was not a UUID; else None.
         agent_key: The key of the agent that executes the run.
         status: The status of the run.
-        attempt: The number of the run attempt, counted from 1; 0 for a run that never started.
+        attempt: The number of the run attempt, from 1.
         generation: 1 at first, plus 1 each time the run is reopened.
         input: The input of the run.
         metadata: What the caller stored with the run.

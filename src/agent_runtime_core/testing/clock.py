@@ -78,7 +78,7 @@ class VirtualClock(Clock):
             _WALL_END.reset(token)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until `advance` or `suspend` has moved the clock by that many seconds.
+        """Wait until `advance` has moved the clock by that many seconds.
 
         Args:
             seconds: The seconds to wait.

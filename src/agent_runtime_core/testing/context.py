@@ -483,15 +483,15 @@ class MockRunContext:
         """Raise NotSupported: this context has no database.
 
         Args:
-            name: Name of the step.
-            fn: A plain function, called as `fn(conn, *args)`.
-            *args: Further arguments of `fn`.
+            name: Not used.
+            fn: Not used.
+            *args: Not used.
 
         Returns:
-            What `fn` returned.
+            Nothing.
 
         Raises:
-            NotSupported: The state store is not on SQLite or PostgreSQL.
+            NotSupported: Always.
         """
         raise NotSupported("MockRunContext has no database. Test a transaction with a runner on a SQLite file")
 
