@@ -92,8 +92,9 @@ def _signature(value: Any) -> inspect.Signature | None:
 def _raised(value: Any) -> set[str]:
     """Return the errors that the body of a function raises itself."""
     bodies = [value]
-    if isinstance(value, type):
-        bodies = [vars(value)[each] for each in ("__init__", "__post_init__") if each in vars(value)]
+    if isinstance(value, type):  # a protocol raises in the constructor that it gets from `typing`
+        own = () if getattr(value, "_is_protocol", False) else vars(value)
+        bodies = [vars(value)[each] for each in ("__init__", "__post_init__") if each in own]
     names = set()
     for each in bodies:
         try:

@@ -318,6 +318,8 @@ class RunContext(Protocol):
             cost_usd: The cost in USD. None means the configured price of the model.
             turns: How many model calls this counts as.
             tool_calls: How many tool calls this counts as.
+            trace: Further fields of the trace: `provider`, `input` and `output` in OpenAI's chat format,
+                `finish_reason`, `started_at` in seconds since 1970. They are not stored.
 
         Raises:
             LimitExceeded: A limit of the run is exceeded.

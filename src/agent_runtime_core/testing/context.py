@@ -233,6 +233,7 @@ class MockRunContext:
             cost_usd: The cost in USD. None means the configured price of the model.
             turns: How many model calls this counts as.
             tool_calls: How many tool calls this counts as.
+            trace: Further fields of the trace, which is kept in `traces`.
 
         Raises:
             LimitExceeded: A limit of the run is exceeded.
