@@ -240,7 +240,7 @@ BUDGET: dict[str, int] = {
     "engines": 18,
 }
 SPARE = 25  # lines that a package may have less than its number
-LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
+LONGEST_MODULE, LONGEST_FUNCTION = 700, 60  # lines, without docstrings
 SHORTEST_MODULE = 40  # code lines of a module with a single user
 #: Functions that are longer, with their lines: mostly signatures. A number is never raised.
 LONG_FUNCTIONS = {"openai_fallbacks": 63, "run_turn_loop": 76, "execute_plan": 72, "execute_distributed": 70}
@@ -463,13 +463,18 @@ def test_the_tables_name_only_what_is_there() -> None:
         assert set(levels) - units == set(), package
 
 
-@functools.cache
-def code_lines(text: str) -> int:
-    """Return how many lines have code, without docstrings, comments and blank lines."""
+def docstring_lines(text: str) -> set[int]:
+    """Return the numbers of the lines of docstrings, also of attributes."""
     prose: set[int] = set()
     for node in nodes(text):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return prose
+
+
+@functools.cache
+def code_lines(text: str) -> int:
+    """Return how many lines have code, without docstrings, comments and blank lines."""
     empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     code = {
         line
@@ -477,7 +482,7 @@ def code_lines(text: str) -> int:
         if token.type not in empty
         for line in range(token.start[0], token.end[0] + 1)
     }
-    return len(code - prose)
+    return len(code - docstring_lines(text))
 
 
 def importers(files: dict[str, str]) -> dict[str, set[str]]:
@@ -519,7 +524,7 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
     users = importers(files)
     for path, text in sorted(files.items()):
         module = path.removesuffix(".py").replace("/", ".")
-        if (lines := text.count("\n")) > LONGEST_MODULE:
+        if (lines := text.count("\n") - len(docstring_lines(text))) > LONGEST_MODULE:
             found.append(f"{path}: {lines} lines")
         # What only an `__init__` imports has public names.
         only = next(iter(users[module])) if len(users[module]) == 1 else "__init__"
