@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._engines.base import FunctionFailed, NotApplied, OperationSet
-from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresTx
 from .._engines.postgres.user_transaction import AppliedMeanwhile, run
@@ -35,8 +34,6 @@ _LOCK = (
     " SELECT 1 FROM of_group, arc_runs r WHERE r.run_id = ? FOR NO KEY UPDATE OF r"
 )
 _LOCK_NO_ROW = "SELECT pg_advisory_xact_lock(hashtextextended(?, 3))"
-_LOCK_ROWS = "SELECT run_id FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
-_LOCK_LOGS = "SELECT count(pg_advisory_xact_lock(hashtextextended(id, 3))) FROM unnest(?::text[]) AS l (id)"
 _REWRITE = (
     "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ?"
     " WHERE run_id = ? AND seq = ?"
@@ -70,19 +67,6 @@ def lock_log(tx: PostgresTx, run_id: str) -> None:
     if tx.execute(_LOCK, (run_id, run_id)).fetchone() is None:
         tx.execute(_LOCK_NO_ROW, (run_id,))
     tx.logs.add(run_id)
-
-
-def lock_logs(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
-    """Lock the logs of several runs or topics in one order, so that no transaction waits for another that waits for it.
-
-    A queue locks the rows of runs before that.
-    """
-    ops = [op for request in requests for op in request.ops if op.name.startswith(("events.", "journal."))]
-    logs = {op.args[0] for op in ops} - tx.rows.keys()
-    if len(logs) > 1:
-        rows = {row[0] for row in tx.execute(_LOCK_ROWS, ([*logs],))}
-        tx.execute(_LOCK_LOGS, (sorted(logs - rows),))
-        tx.logs |= logs
 
 
 def head(view: Any, run_id: str) -> int:

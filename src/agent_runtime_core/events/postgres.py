@@ -85,7 +85,7 @@ def heads(view: PostgresConnection, run_ids: Sequence[str]) -> list[int]:
 
 def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
     if "queue.insert" not in tx.engine.operations:  # else the queue locks the logs after the rows of runs
-        journal.lock_logs(tx, requests)
+        tx.lock_logs(requests)
 
 
 def _any(function: Any) -> Any:

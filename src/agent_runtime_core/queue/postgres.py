@@ -15,7 +15,6 @@ from .._engines.backend import OperationSets, Reads
 from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
-from .._journal.postgres import lock_logs
 from .base import RunQueue
 from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
@@ -311,7 +310,7 @@ def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
         keys = [[group[index] for group in groups] for index in (0, 1)]
         found = fetch(tx.execute(_LOCKED_TOGETHER, ([*named], *keys, [*(named | renewed)])))
         tx.rows.update((row.run_id, row) for row in found)
-    lock_logs(tx, requests)
+    tx.lock_logs(requests)
 
 
 def _news(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
