@@ -8,8 +8,11 @@ import ast
 import functools
 import importlib
 import importlib.util
+import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +23,10 @@ import pytest
 
 import agent_runtime_core
 from agent_runtime_core import events, queue, state
-from scripts import evidence
-from tests.support.pages import ROOT, SERVERS, DocsError, blocks_of, python_blocks, run_page
+from benchmarks import report
+from benchmarks.floor import Line
+from scripts import evidence, figures
+from tests.support.pages import MARK, ROOT, SERVERS, DocsError, blocks_of, compare, in_a_file, python_blocks, run_page
 from tests.support.postgres_servers import PostgresServer
 from tests.support.processes import until
 
@@ -121,6 +126,38 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run_page(page.read_text("utf-8"), page.name)
 
 
+def test_the_pages_are_programs_in_a_file() -> None:
+    """A block that the third way of docs/index.md changes may contain nothing that works only in a module."""
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert "inside `async def main():`" in text
+    assert "replace `asyncio.run(main())`" in text
+    programs = {page: program for page in PAGES if (program := in_a_file(page.read_text("utf-8")))}
+    assert len(programs) > 35
+    for page, program in programs.items():
+        names = [each for each in ast.walk(ast.parse(program)) if isinstance(each, ast.Global)]
+        assert names == [], f"{_id(page)}: a global of the page is a local variable in a file"
+        compile(program, page.name, "exec", dont_inherit=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [each for each in PAGES if in_a_file(each.read_text("utf-8"))], ids=_id)
+def test_every_page_runs_in_a_file(page: Path, tmp_path: Path) -> None:
+    text = page.read_text("utf-8")
+    for block in blocks_of(text):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, "utf-8")
+    (tmp_path / "page.py").write_text(in_a_file(text) or "", "utf-8")
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    printed = {int(line): said for line, _, said in (x.partition("\n") for x in done.stdout.split(f"{MARK} ")[1:])}
+    for block in blocks_of(text):
+        if block.output is not None:
+            compare(block.output, printed[block.line], f"{page.name}, line {block.line}")
+
+
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, page: Path) -> Iterator[str]:
     """A new database, as the pages also name it after another scheme and without a schema."""
@@ -173,6 +210,34 @@ def test_every_test_a_page_names_exists() -> None:
 def test_the_promises_name_tests() -> None:
     assert evidence.PAGE.read_text("utf-8") == evidence.current(), "run python scripts/evidence.py"
     assert len(list(named_tests(evidence.PAGE.read_text("utf-8")))) > 100
+
+
+def test_the_figures_of_the_pages_are_from_the_data_file() -> None:
+    assert figures.main(["--check"]) == 0, "run python scripts/figures.py"
+    measured = re.compile(r"\d ?µs|\d[\d,]* (?:runs|steps|commits|events) (?:per|a) second|\d per second")
+    guides = [page for page in PAGES if not {"decisions", "design.md"} & set(page.parts)]
+    by_hand = {_id(page): measured.findall(figures.PART.sub("", page.read_text("utf-8"))) for page in guides}
+    assert {page: found for page, found in by_hand.items() if found} == {}
+
+
+def test_the_figures_of_a_run_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    lines = [Line("idle worker", 1234.5, "µs", 617.25, most=1.5), Line("store", 0.1875, "MB", note="a note")]
+    report.record(path, "growth", report.machine(), [])
+    report.record(path, "run", report.machine(), lines)
+    recorded = json.loads(path.read_text("utf-8"))
+    assert recorded.keys() == {"run", "growth"}
+    assert figures.table(recorded["run"]).splitlines()[1:] == [
+        "1 of 1 targets were missed.",
+        "",
+        "| Row | Result | Baseline | Ratio | Target | |",
+        "|---|---|---|---|---|---|",
+        "| idle worker | 1,234 µs | 617 | 2.00 | ≤ 1.5 | missed |",
+        "| store | 0.188 MB |  |  |  | a note |",
+    ]
+    assert figures.text("{idle worker}, {idle worker:floor}", recorded["run"]) == "1,234 µs, 617 µs"
+    with pytest.raises(KeyError, match="no such row"):
+        figures.text("{no such row}", recorded["run"])
 
 
 def test_a_promise_without_a_test_is_missed() -> None:

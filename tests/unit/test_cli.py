@@ -700,8 +700,8 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:later", "must be a sync function"),
         ("{m}:inner", "must not store runs in memory"),
         ("torn:x", "torn cannot be imported: SyntaxError"),
-        ("program:x", "Move that line under if __name__ == \"__main__\":"),
-        ("script:x", "Move that line under if __name__ == \"__main__\":"),
+        ("program:x", 'Move that line under if __name__ == "__main__":'),
+        ("script:x", 'Move that line under if __name__ == "__main__":'),
         ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
 )
