@@ -4,7 +4,8 @@
     python scripts/figures.py --check    exit with 1 if a page is not up to date
 
 `benchmarks/figures.json` contains the figures. `python -m benchmarks.run --record` and
-`python -m benchmarks.growth --record` write it. A page includes them between two comments: `<!-- figures: NAME -->` and `<!-- figures end -->`.
+`python -m benchmarks.growth --record` write it. A page includes them between two comments:
+`<!-- figures: NAME -->` and `<!-- figures end -->`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Figures for orientation, measured on {measured} on a virtual machine with {cores
 | Disk for 1,000 small steps | {store after 1000 steps} |
 | CPU of an idle worker | {idle worker} |""",
     "one_file": """\
-These figures are from [the last run of the benchmarks](../benchmarks.md#last-run), on a virtual machine with {cores} cores and \
-`durability="full"`:
+These figures are from [the last run of the benchmarks](../benchmarks.md#last-run), \
+on a virtual machine with {cores} cores and `durability="full"`:
 
 | Load | One file |
 |---|---|

@@ -14,6 +14,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -238,6 +239,48 @@ def test_the_figures_of_a_run_are_recorded(tmp_path: Path) -> None:
     assert figures.text("{idle worker}, {idle worker:floor}", recorded["run"]) == "1,234 µs, 617 µs"
     with pytest.raises(KeyError, match="no such row"):
         figures.text("{no such row}", recorded["run"])
+
+
+FEATURES: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "features.toml").read_text("utf-8"))["feature"]
+_WORD = "|".join(re.escape(word) for each in FEATURES for word in each["words"])
+_NO = r"\b(?:no|not|none|cannot)\b"
+#: A denial at most four words before a feature, or two after it. Farther words belong to something else.
+_DENIAL = re.compile(rf"{_NO}(?: [\w'-]+){{0,4}} (?:{_WORD})\b|\b(?:{_WORD})(?: [\w'-]+){{0,2}} {_NO}", re.IGNORECASE)
+#: Pages that record what was true once, or that only contributors read.
+_HISTORY = ("CHANGELOG.md", "docs/decisions/", "docs/design.md", "docs/evidence.md", "docs/migration", "docs/limits.md")
+
+
+def denials(text: str) -> list[str]:
+    """The sentences that join a feature with a denial, in a paragraph, list item or table row without a link."""
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", _prose(text)):
+        if "limits.md" in block:
+            continue
+        plain = re.sub(r"`[^`]*`", "x", re.sub(r"\]\([^)]*\)", "]", " ".join(block.split())))
+        for sentence in re.split(r"(?<=[.:;!?]) |\*\* | \| ", plain):
+            if _DENIAL.search(sentence):
+                found.append(sentence)
+    return found
+
+
+def test_no_page_denies_a_feature() -> None:
+    """What the library lacks is listed in docs/limits.md. Say it there, and link to it."""
+    pages = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+    found = {_id(page): denials(page.read_text("utf-8")) for page in pages if not _id(page).startswith(_HISTORY)}
+    assert {page: each for page, each in found.items() if each} == {}
+
+
+def test_each_feature_has_a_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert [each["name"] for each in FEATURES if f"({each['page']})" not in index] == []
+
+
+def test_a_denied_feature_is_found() -> None:
+    assert denials("Steps are fast. Nothing here: the library has no web UI.\n") == ["the library has no web UI."]
+    assert denials("- MCP is there.\n- It cannot talk to `x` of [MCP](guide/mcp.md)\n") == [
+        "- It cannot talk to x of [MCP]"
+    ]
+    assert denials("There is no web UI: see [limits](limits.md).\n\nA notion of MCP.\n") == []
 
 
 def test_a_promise_without_a_test_is_missed() -> None:
