@@ -56,7 +56,7 @@ With `AESGCMCodec`, a durable step with a small result takes \
 {a durable step with a result of 10 characters, encrypted:floor}.
 With a result of 5,000 characters it takes {a durable step with a result of 5000 characters, encrypted} \
 instead of {a durable step with a result of 5000 characters, encrypted:floor}.""",
-}  # fmt: skip
+}
 
 
 def number(value: float) -> str:

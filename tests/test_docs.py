@@ -8,6 +8,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import pkgutil
@@ -23,7 +24,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 import agent_runtime_core
-from agent_runtime_core import events, queue, state
+from agent_runtime_core import RunContext, events, queue, runner, state
 from benchmarks import report
 from benchmarks.floor import Line
 from scripts import evidence, figures
@@ -256,7 +257,7 @@ def denials(text: str) -> list[str]:
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", _prose(text)):
         if "limits.md" in block:
             continue
-        plain = re.sub(r"`[^`]*`", "x", re.sub(r"\]\([^)]*\)", "]", " ".join(block.split())))
+        plain = re.sub(r"`[^`]*`", "x", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split())))
         for sentence in re.split(r"(?<=[.:;!?]) |\*\* | \| ", plain):
             if _DENIAL.search(sentence):
                 found.append(sentence)
@@ -278,7 +279,7 @@ def test_each_feature_has_a_page() -> None:
 def test_a_denied_feature_is_found() -> None:
     assert denials("Steps are fast. Nothing here: the library has no web UI.\n") == ["the library has no web UI."]
     assert denials("- MCP is there.\n- It cannot talk to `x` of [MCP](guide/mcp.md)\n") == [
-        "- It cannot talk to x of [MCP]"
+        "- It cannot talk to x of MCP"
     ]
     assert denials("There is no web UI: see [limits](limits.md).\n\nA notion of MCP.\n") == []
 
@@ -420,6 +421,42 @@ def test_the_readme_has_the_commands_that_run_the_job_and_the_tests() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert "pip install -e . && python examples/digest.py" in lines
     assert "pip install -e '.[dev]' && scripts/check" in lines
+
+
+def test_the_readme_lists_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text("utf-8").partition("| Extras | Add |")[2].partition("\n\n")[0]
+    said = re.findall(r"`([\w-]+)`", table)
+    assert sorted(said) == sorted(extras.keys() - {"dev", "docs"})
+    inside = re.findall(r"[\w-]+", extras["all"][0].partition("[")[2])
+    assert set(inside) == set(said[: said.index("all")])
+
+
+def test_the_pages_agree_on_the_installation() -> None:
+    """If there is a release, change this test and the pages that it names together."""
+    sentence = "The package is on no package index yet, so install it from a checkout"
+    pages = ["README.md", "SECURITY.md", "docs/tutorial.md", "docs/guide/containers.md", "examples/deploy/Dockerfile"]
+    assert [page for page in pages if sentence not in (ROOT / page).read_text("utf-8")] == []
+    others = {
+        _id(page): re.findall(r"pip install agent-runtime-core.*", page.read_text("utf-8"))
+        for page in PAGES
+        if "decisions" not in page.parts
+    }
+    assert {page: found for page, found in others.items() if found} == {}
+
+
+@pytest.mark.parametrize(("page", "kind"), [("runner.md", runner.AgentRunner), ("context.md", RunContext)])
+def test_the_methods_on_a_page_have_all_their_arguments(page: str, kind: type[Any]) -> None:
+    """The page says once that calls take `tenant` and `connection`."""
+    text = (ROOT / "docs" / "reference" / page).read_text("utf-8")
+    rows = re.findall(r"^\| `(?:await |async with |async for |for )?(\w+)\(([^`]*)\)[^`]*`", text, re.MULTILINE)
+    assert len(rows) > 15
+    for name, arguments in rows:
+        if name == kind.__name__ or "…" in arguments:
+            continue
+        said = re.findall(r"(?:^|, )\*{0,2}(\w+)", re.sub(r"\[[^]]*\]|=[^,]*", "", arguments))
+        known = [each for each in inspect.signature(getattr(kind, name)).parameters if each != "self"]
+        assert (name, said) == (name, [each for each in known if each in said or each not in {"tenant", "connection"}])
 
 
 def test_every_example_is_run_by_a_test() -> None:
