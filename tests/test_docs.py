@@ -25,10 +25,22 @@ import pytest
 
 import agent_runtime_core
 from agent_runtime_core import RunContext, events, queue, runner, state
+from agent_runtime_core._core.lazy_import import EXTRAS
 from benchmarks import report
 from benchmarks.floor import Line
 from scripts import evidence, figures
-from tests.support.pages import MARK, ROOT, SERVERS, DocsError, blocks_of, compare, in_a_file, python_blocks, run_page
+from tests.support.pages import (
+    MARK,
+    PYTHON,
+    ROOT,
+    SERVERS,
+    DocsError,
+    blocks_of,
+    compare,
+    in_a_file,
+    python_blocks,
+    run_page,
+)
 from tests.support.postgres_servers import PostgresServer
 from tests.support.processes import until
 
@@ -363,7 +375,7 @@ def _plainly(hint: Any) -> str:
     return " or ".join(words[get_origin(each) or each] for each in kinds)
 
 
-NAMES = ROOT / "docs" / "reference" / "names.md"
+NAMES = ROOT / "docs" / "reference" / "api" / "names.md"
 
 
 def _named() -> dict[str, list[str]]:
@@ -457,6 +469,51 @@ def test_the_methods_on_a_page_have_all_their_arguments(page: str, kind: type[An
         said = re.findall(r"(?:^|, )\*{0,2}(\w+)", re.sub(r"\[[^]]*\]|=[^,]*", "", arguments))
         known = [each for each in inspect.signature(getattr(kind, name)).parameters if each != "self"]
         assert (name, said) == (name, [each for each in known if each in said or each not in {"tenant", "connection"}])
+
+
+#: Names of the library that need an extra, which the guides use.
+_NEED_AN_EXTRA = {
+    "AESGCMCodec": "crypto",
+    "AsyncAESGCMCodec": "crypto",
+    "OpenTelemetrySink": "otel",
+    "PrometheusSink": "metrics",
+    "create_app": "server",
+}
+
+
+_EXTRA_OF = {**EXTRAS, "starlette": "server"}
+
+
+def lacking(text: str) -> list[str]:
+    """What the Python blocks of a page import and the page does not tell a reader to install."""
+    blocks = blocks_of(text)
+    here = {re.split(r"[/.]", block.file)[0] for block in blocks if block.file}
+    here |= {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)\.py`", text)}
+    wanted = set()
+    for block in (each for each in blocks if each.language in PYTHON):
+        for node in ast.walk(compile(block.text, "", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            wanted |= {_NEED_AN_EXTRA[name] for name in names if name in _NEED_AN_EXTRA}
+            tops = {module.partition(".")[0] for module in modules} - here - sys.stdlib_module_names
+            wanted |= {_EXTRA_OF.get(top, top) for top in tops - {"agent_runtime_core"}}
+    said = " ".join(re.findall(r"pip install [^\n`]*", text))
+    return [each for each in sorted(wanted) if not re.search(rf"\b{each}\b", said)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "decisions" not in page.parts], ids=_id)
+def test_a_page_names_what_its_blocks_need(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert lacking(text) == [], "name the command: pip install …"
+    for kind, server in (("redis", "Redis or Valkey server"), ("postgres", "PostgreSQL server")):
+        if f"docs: needs {kind}" in text:
+            assert server in text, f"say that blocks of this page need a {server}"
+
+
+def test_a_package_that_a_page_does_not_name_is_found() -> None:
+    block = "```python\nimport fastapi\nfrom agent_runtime_core.tracing import PrometheusSink\nimport json, mine\n```\n"
+    assert lacking(f"Save `mine.py`.\n{block}") == ["metrics", "server"]
+    assert lacking(f"Save `mine.py`: `pip install 'agent-runtime-core[server,metrics]'`.\n{block}") == []
 
 
 def test_every_example_is_run_by_a_test() -> None:

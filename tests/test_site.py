@@ -73,7 +73,7 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     entries = re.findall(r"^::: [\w.]+\.(\w+)$", "\n".join(pages.values()), re.MULTILINE)
     twice = {each for each in entries if entries.count(each) > 1}
     # These names mean something else in each of their modules.
-    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "names.md").read_text("utf-8")))
+    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "api" / "names.md").read_text("utf-8")))
     assert twice <= starred
     targets = re.findall(r"\]\[([\w.]+)\]", "\n".join(pages.values()))
     assert [each for each in targets if not any(f"::: {each}\n" in f"{page}\n" for page in pages.values())] == []
