@@ -79,6 +79,13 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     assert [each for each in targets if not any(f"::: {each}\n" in f"{page}\n" for page in pages.values())] == []
 
 
+def test_the_search_prefers_guides() -> None:
+    order = ["guide/retries-and-doubt.md", "reference/errors.md", "index.md", "reference/api/errors.md", "evidence.md"]
+    boosts = [site_pages.search_boost(page) for page in order]
+    assert boosts == sorted(boosts, reverse=True)
+    assert len(set(boosts)) == len(order)
+
+
 def test_an_error_links_to_its_section() -> None:
     api = site_pages.ApiPages(errors="# Errors\n\n## RunBusy\n\n### `LeaseLost`\n")
     page = api.expanded("::: agent_runtime_core.errors\n")
