@@ -209,7 +209,7 @@ BUDGET: dict[str, int] = {
     "_core": 3329,
     "turns": 2990,
     "server": 2952,
-    "cli": 3058,
+    "cli": 3060,
     "integrations": 2553,
     "queue": 3256,
     "_views": 2264,

@@ -7,7 +7,6 @@ import difflib
 import inspect
 import os
 import pkgutil
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,8 +19,6 @@ from ..registry import Registry, key_of
 from ..runner.runner import AgentRunner
 
 _NAMED: Final = 5  # names in a message, at most
-#: What Python says to a module that starts an event loop, because the loop of the command is running.
-_OTHER_LOOP: Final = re.compile("from a running event loop|event loop is already running|another loop is running")
 _IS_PROGRAM: Final = '. The module runs a program when it is imported. Move that line under if __name__ == "__main__":'
 
 
@@ -107,7 +104,8 @@ def _load_module(module: str, directory: str) -> object:
     except AgentRuntimeError:
         raise
     except (Exception, SystemExit) as error:
-        fix = _IS_PROGRAM if isinstance(error, SystemExit) or _OTHER_LOOP.search(str(error)) else ""
+        # A module that starts an event loop fails, because the loop of the command is running.
+        fix = _IS_PROGRAM if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()) else ""
         raise InvalidArgument(f"{module} cannot be imported: {type(error).__name__}: {error}{fix}") from error
 
 
