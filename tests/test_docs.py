@@ -56,6 +56,7 @@ EXAMPLES = {
     "crewai_crew.py": "tests/integrations/test_crewai_example.py",
     "digest.py": "tests/acceptance/test_digest.py",
     "langgraph_agent.py": "tests/integrations/test_langgraph_example.py",
+    "langgraph_tools.py": "tests/integrations/test_langgraph_example.py",
     "openai_agents_agent.py": "tests/integrations/test_openai_agents_example.py",
     "mcp_tools.py": "tests/integrations/test_mcp_example.py",
     "pydantic_ai_agent.py": "tests/integrations/test_pydantic_ai_example.py",
@@ -261,9 +262,9 @@ def test_the_figures_of_a_run_are_recorded(tmp_path: Path) -> None:
 
 FEATURES: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "features.toml").read_text("utf-8"))["feature"]
 _WORD = "|".join(re.escape(word) for each in FEATURES for word in each["words"])
-_NO = r"\b(?:no|not|none|cannot)\b"
-#: A denial at most four words before a feature, or two after it. Farther words belong to something else.
-_DENIAL = re.compile(rf"{_NO}(?: [\w'-]+){{0,4}} (?:{_WORD})\b|\b(?:{_WORD})(?: [\w'-]+){{0,2}} {_NO}", re.IGNORECASE)
+_NO = r"\b(?:no|not|none|nothing|cannot)\b"
+#: A denial at most four words before a feature, or right after it. Farther words belong to something else.
+_DENIAL = re.compile(rf"{_NO}(?: [\w'-]+){{0,4}} (?:{_WORD})\b|\b(?:{_WORD}) (?:is|are|was|were) {_NO}", re.IGNORECASE)
 #: Pages that record what was true once, or that only contributors read.
 _HISTORY = ("CHANGELOG.md", "docs/decisions/", "docs/design.md", "docs/evidence.md", "docs/migration", "docs/limits.md")
 
@@ -298,6 +299,10 @@ def test_a_denied_feature_is_found() -> None:
     assert denials("- MCP is there.\n- It cannot talk to `x` of [MCP](guide/mcp.md)\n") == [
         "- It cannot talk to x of MCP"
     ]
+    assert denials("Nothing is encrypted. FastAPI is not supported.") == [
+        "Nothing is encrypted.",
+        "FastAPI is not supported.",
+    ]
     assert denials("There is no web UI: see [limits](limits.md).\n\nA notion of MCP.\n") == []
 
 
@@ -312,6 +317,10 @@ def test_a_promise_without_a_test_is_missed() -> None:
             evidence.rendered({"promises": wrong, "long": []}, {"page.md": page})
     with pytest.raises(ValueError, match="two rows: two"):
         evidence.rendered({"promises": tests, "long": []}, {"page.md": page, "other.md": page})
+    suite = {"suite": "s", "version": "1", "date": "d", "passed": 2, "failed": 0, "skipped": 1, "differences": ["x"]}
+    written = evidence.rendered({"promises": tests, "long": []}, {"page.md": page}, [suite])
+    assert "\n| s | 1 | d | 2 | 0 | 1 |\n" in written
+    assert written.endswith("### What differs in s\n\n- x\n")
 
 
 def test_the_page_of_promises_is_short() -> None:

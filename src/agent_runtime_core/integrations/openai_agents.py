@@ -27,14 +27,16 @@ from agents.models.multi_provider import MultiProvider
 from agents.result import RunResult, RunResultStreaming
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest
 from agents.stream_events import StreamEvent
+from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from .._core.clock import SYSTEM
 from .._core.event_types import EventType
 from ..errors import AgentRuntimeError, StepExecutionError
 from ..interfaces import RunContext
+from ._chat import chat_of_items
 from ._openai_durable import change_guardrail, make_durable
-from ._openai_responses import answered, consumed, events_of, model_of, recorded
-from ._openai_scope import current_run, inside_agent, scope_of, unwrapped
+from ._openai_responses import NoAnswer, answered, closing, consumed, events_of, model_of, recorded
+from ._openai_scope import current_run, inside_agent, original, scope_of
 from ._openai_session import ConversationSession
 from ._steps import ModelUsage, model_step
 
@@ -62,11 +64,37 @@ _ANSWER: dict[str, Any] = {
 }
 
 
-class DurableModel(Model):
+class _LooksLike:
+    """Shows the class and the attributes of the object that it wraps, which the SDK asks for.
+
+    Args:
+        wrapped: The object.
+    """
+
+    def __init__(self, wrapped: object) -> None:
+        self._wrapped = wrapped
+
+    @property  # type: ignore[misc]  # it cannot be assigned
+    def __class__(self) -> type:  # `isinstance` accepts this class too
+        return self._wrapped.__class__
+
+    def __eq__(self, other: object) -> bool:  # the SDK compares agents, which may share a model
+        return bool(self._wrapped == (other._wrapped if isinstance(other, _LooksLike) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":  # in a copy that is not complete
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+
+class DurableModel(_LooksLike, Model):
     """A model whose calls are steps of the run that makes them.
 
     A resumed run gets the recorded answers. The limits of the run apply.
-    Outside of a run, the model is called as usual.
+    Outside of a run, the model is called as usual. For `isinstance`, it is also a model of the wrapped model's class.
 
     Args:
         model: The model to call.
@@ -74,6 +102,7 @@ class DurableModel(Model):
     """
 
     def __init__(self, model: Model, name: str | None = None) -> None:
+        super().__init__(model)
         self._model = model
         self._name = name or str(getattr(model, "model", None) or "")
 
@@ -83,10 +112,14 @@ class DurableModel(Model):
         if ctx is None:
             return await self._model.get_response(*args, **kwargs)
 
-        async def call() -> dict[str, Any]:
-            return recorded(await self._model.get_response(*args, **kwargs))
+        answers: list[ModelResponse] = []
 
-        return answered(await self._recorded(ctx, _input(args, kwargs), call))
+        async def call() -> dict[str, Any]:
+            answers[:] = [await self._model.get_response(*args, **kwargs)]
+            return recorded(answers[0])
+
+        saved = answered(await self._recorded(ctx, args, kwargs, call))
+        return answers[0] if answers else saved
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yield the events of the model's stream, or of the recorded answer.
@@ -95,44 +128,47 @@ class DurableModel(Model):
         """
         ctx = current_run()
         if ctx is None:
-            async for passed in self._model.stream_response(*args, **kwargs):
-                yield passed
+            async with closing(self._model.stream_response(*args, **kwargs)) as stream:
+                async for passed in stream:
+                    yield passed
             return
         events: asyncio.Queue[TResponseStreamEvent | None] = asyncio.Queue()
-        forwarded = False
-
-        def forward(event: TResponseStreamEvent) -> None:
-            nonlocal forwarded
-            forwarded = True
-            events.put_nowait(event)
+        last: list[TResponseStreamEvent] = []
 
         async def publish(delta: str) -> None:
             await ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
 
         async def call() -> dict[str, Any]:
-            stream = self._model.stream_response(*args, **kwargs)
-            return await consumed(stream, forward, publish, getattr(ctx, "clock", SYSTEM))
+            async with closing(self._model.stream_response(*args, **kwargs)) as stream:
+                return await consumed(stream, events.put_nowait, last.append, publish, getattr(ctx, "clock", SYSTEM))
 
-        step = asyncio.ensure_future(self._recorded(ctx, _input(args, kwargs), call))
+        step = asyncio.ensure_future(self._recorded(ctx, args, kwargs, call))
         step.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
-            record = await step
+            saved = list(events_of(await step))
+        except NoAnswer as error:
+            saved = error.events()
         finally:
             await _stopped(step)
-        for replayed in events_of(record):
-            if not forwarded or replayed.type == "response.completed":
-                yield replayed
+        for event in last or saved:
+            yield event
 
     async def _recorded(
-        self, ctx: RunContext, given: object, call: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
+        self, ctx: RunContext, args: tuple[Any, ...], kwargs: dict[str, Any],
+        call: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the record of the next model call of this agent loop."""
-        scope = scope_of(ctx)
+        scope, given = scope_of(ctx), _argument(1, "input", args, kwargs)
+        instructions = _argument(0, "system_instructions", args, kwargs)
+
+        def trace(record: dict[str, Any], contents: bool) -> dict[str, Any]:
+            return {**self._trace(record), "input": chat_of_items(given, instructions) if contents else None}
+
         try:
-            step = model_step(ctx, _MODEL, call, usage=self._usage, key=scope.next_call(given))
-            return await unwrapped(scope, step)
+            options: dict[str, Any] = {"usage": self._usage, "trace": trace, "key": scope.next_call(given)}
+            return await original(scope, call, lambda noted: model_step(ctx, _MODEL, noted, **options))
         except BaseException:
             scope.failed(given)
             raise
@@ -140,6 +176,15 @@ class DurableModel(Model):
     def _usage(self, record: dict[str, Any]) -> ModelUsage:
         usage = record["usage"]
         return ModelUsage(self._name or model_of(record), usage["input_tokens"], usage["output_tokens"])
+
+    def _trace(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the model, the provider and the answer of a call."""
+        answers = chat_of_items(record["output"])
+        return {
+            "model": self._usage(record).model or type(self._model).__name__,
+            "provider": _provider_of(self._model),
+            "output": answers[0] if answers else None,
+        }
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         """Return the model's advice about a failed call."""
@@ -153,8 +198,10 @@ class DurableModel(Model):
         await self._model.close()
 
 
-class DurableModelProvider(ModelProvider):
+class DurableModelProvider(_LooksLike, ModelProvider):
     """A model provider whose models are durable: `RunConfig(model_provider=DurableModelProvider())`.
+
+    For `isinstance`, it is also a provider of the wrapped provider's class.
 
     Args:
         provider: The provider of the models, by default the SDK's own.
@@ -162,6 +209,7 @@ class DurableModelProvider(ModelProvider):
 
     def __init__(self, provider: ModelProvider | None = None) -> None:
         self._provider = provider or MultiProvider()
+        super().__init__(self._provider)
 
     def get_model(self, model_name: str | None) -> Model:
         """Return the durable model of that name."""
@@ -193,13 +241,13 @@ def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] | None = No
     return agent
 
 
-def durable_config(config: RunConfig | None = None) -> RunConfig:
+def durable_config(config: RunConfig | dict[str, Any] | None = None) -> RunConfig:
     """Return a copy of a run configuration whose models are durable.
 
     Args:
-        config: The configuration, None for the SDK's defaults.
+        config: The configuration, or a dict of its fields. None: the SDK's defaults.
     """
-    config = RunConfig() if config is None else config
+    config = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
     provider, model = config.model_provider, config.model
     if not isinstance(provider, DurableModelProvider):
         provider = DurableModelProvider(provider)
@@ -220,7 +268,7 @@ async def run_agent(
     *,
     key: str | None = None,
     on_event: Callable[[StreamEvent], Awaitable[object]] | None = None,
-    run_config: RunConfig | None = None,
+    run_config: RunConfig | dict[str, Any] | None = None,
     **options: Any,
 ) -> RunResult | RunResultStreaming:
     """Run an agent as `Runner.run` does, with each model call and each tool call as a step of the current run.
@@ -257,7 +305,7 @@ async def run_agent(
         if failure is None:
             raise
     finally:
-        if run_config is None:
+        if not isinstance(run_config, RunConfig) and "model_provider" not in (run_config or ()):
             await config.model_provider.aclose()
     raise failure
 
@@ -338,9 +386,17 @@ def _own_error(error: UserError) -> AgentRuntimeError | None:
     return cause if isinstance(cause, AgentRuntimeError) and type(cause) is not StepExecutionError else None
 
 
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """Return the second argument of a model call."""
-    return kwargs["input"] if "input" in kwargs else args[1]
+def _argument(index: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return an argument of a model call, which is passed by its position or by its name."""
+    return kwargs[name] if name in kwargs else args[index]
+
+
+def _provider_of(model: Model) -> str:
+    """Return the name of a model's provider, else what the SDK calls the model's class."""
+    client = getattr(model, "_client", None)
+    if isinstance(client, AsyncOpenAI):
+        return "azure" if isinstance(client, AsyncAzureOpenAI) else "openai"
+    return type(model).__name__.removesuffix("Model").lower()
 
 
 async def _stopped(task: asyncio.Future[Any]) -> None:
