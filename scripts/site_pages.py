@@ -50,6 +50,21 @@ INTERNAL = {
     "TurnManager": "handle_step_result_event new_run start_published",
 }
 
+#: The search prefers a page with a greater number. The first prefix of its path counts.
+_BOOSTS = (
+    ("guide/write-a-backend", 0.5),
+    ("guide/", 4.0),
+    ("troubleshooting", 4.0),
+    ("tutorial", 3.0),
+    ("concepts", 3.0),
+    ("reference/api/", 0.2),
+    ("reference/", 2.0),
+    ("decisions/", 0.1),
+    ("design", 0.2),
+    ("evidence", 0.1),
+    ("changelog", 0.2),
+    ("migration", 0.3),
+)
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)")
@@ -119,6 +134,11 @@ def _link(found: re.Match[str], page: str, address: str) -> str:
 def site_path(path: str) -> str | None:
     """Return where the site has a file of the repository; None if it has no such page."""
     return ROOT_PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+
+
+def search_boost(path: str) -> float:
+    """Return how much the search prefers a page: guides before reference, reference before records of the past."""
+    return next((boost for prefix, boost in _BOOSTS if path.startswith(prefix)), 1.0)
 
 
 def phrases(index: str) -> dict[str, str]:

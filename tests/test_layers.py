@@ -210,7 +210,7 @@ BUDGET: dict[str, int] = {
     "_core": 3329,
     "turns": 2990,
     "server": 2952,
-    "cli": 3058,
+    "cli": 3060,
     "integrations": 3042,
     "queue": 3256,
     "_views": 2264,
@@ -543,7 +543,7 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
 def test_the_top_of_the_package_is_what_users_are_promised() -> None:
     there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {path.stem for path in SOURCE.glob("*.py")}
     public = {name for name in there if not name.startswith("_")} - {"cli"}
-    page = (REPOSITORY / "docs/reference/names.md").read_text("utf-8")
+    page = (REPOSITORY / "docs/reference/api/names.md").read_text("utf-8")
     listed = set(re.findall(r"^## ([a-z_]+)$", page, re.MULTILINE)) - {ROOT}
     assert public == listed
     assert len(there) <= 37

@@ -26,7 +26,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def test_every_public_module_has_an_api_page() -> None:
-    there = {path.stem for path in (DOCS / "reference" / "api").glob("*.md")} - {"index"}
+    there = {path.stem for path in (DOCS / "reference" / "api").glob("*.md")} - {"index", "names"}
     assert there == {site_pages.PACKAGE, *site_pages.public_modules()}
     for name in there:
         dotted = name if name == site_pages.PACKAGE else f"{site_pages.PACKAGE}.{name}"
@@ -75,10 +75,17 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     entries = re.findall(r"^::: [\w.]+\.(\w+)$", "\n".join(pages.values()), re.MULTILINE)
     twice = {each for each in entries if entries.count(each) > 1}
     # These names mean something else in each of their modules.
-    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "names.md").read_text("utf-8")))
+    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "api" / "names.md").read_text("utf-8")))
     assert twice <= starred
     targets = re.findall(r"\]\[([\w.]+)\]", "\n".join(pages.values()))
     assert [each for each in targets if not any(f"::: {each}\n" in f"{page}\n" for page in pages.values())] == []
+
+
+def test_the_search_prefers_guides() -> None:
+    order = ["guide/retries-and-doubt.md", "reference/errors.md", "index.md", "reference/api/errors.md", "evidence.md"]
+    boosts = [site_pages.search_boost(page) for page in order]
+    assert boosts == sorted(boosts, reverse=True)
+    assert len(set(boosts)) == len(order)
 
 
 def test_an_error_links_to_its_section() -> None:
