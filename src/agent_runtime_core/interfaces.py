@@ -228,6 +228,10 @@ class RunContext(Protocol):
         """The metadata that the caller stored with the run."""
 
     @property
+    def scheduled_at(self) -> datetime | None:
+        """The time that a run of a schedule stands for, in UTC; None for other runs."""
+
+    @property
     def tool_registry(self) -> ToolRegistry:
         """The tools of the run; the same as `tools`."""
 
@@ -480,6 +484,9 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     run_timeout_seconds: float | None = None
     #: Seconds after which an attempt that records nothing ends, instead of the runner's; `float("inf")` is no limit.
     stall_timeout_seconds: float | None = None
+
+    #: Schedules that a worker with this agent stores: options of `runner.schedules.put`. See `schedule`.
+    schedules: Sequence[Mapping[str, Any]] = ()
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around all runs of this agent in a process; does nothing by default.
