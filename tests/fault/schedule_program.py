@@ -24,7 +24,8 @@ async def main(url: str) -> None:
     registry.register(Note())
     config = RunnerConfig(lease_ttl_seconds=2.0, max_crashes=1000)
     async with AgentRunner.open(url, registry=registry, config=config) as runner:
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         await runner.run_loop(0.1, concurrency=4)
 
 

@@ -67,7 +67,9 @@ def runner(
     if request.param in SERVERS:
         options = {"url": request.getfixturevalue(f"{request.param}_url")}
     queue: Any = get_queue(request.param, clock=clock, **options)
-    parts = [get(request.param, engine=queue.engine, clock=clock) for get in (get_event_bus, get_state_store)]
+    parts: list[Any] = [
+        get(request.param, engine=queue.engine, clock=clock) for get in (get_event_bus, get_state_store)
+    ]
     opened = AgentRunner(queue, *parts, registry=registry)
     yield opened
     asyncio.run(opened.close())

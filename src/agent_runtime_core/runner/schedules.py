@@ -13,7 +13,7 @@ import contextlib
 import datetime as _dt
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast
@@ -345,7 +345,7 @@ class Schedules:
 
     async def next_ticks(
         self, id: str, count: int = 5, *, after: _dt.datetime | float | None = None, tenant: str | None = None
-    ) -> list[_dt.datetime]:
+    ) -> Sequence[_dt.datetime]:
         """Return the next ticks of a schedule, without jitter, from now or after a time."""
         row = await self._required(id, checked_tenant(tenant))
         spec, at = _spec(row), checked_time("after", after)
@@ -383,7 +383,7 @@ class Schedules:
             except RowChanged:
                 continue
 
-    def declared(self, agents: Iterable[AgentRuntime]) -> list[tuple[str, AgentRuntime, Mapping[str, Any]]]:
+    def declared(self, agents: Iterable[AgentRuntime]) -> Sequence[tuple[str, AgentRuntime, Mapping[str, Any]]]:
         """Return what agents declare in `AgentRuntime.schedules`, or raise InvalidArgument."""
         found = [
             (options.get("id", key_of(agent)), agent, {name: options[name] for name in options if name != "id"})
@@ -434,7 +434,7 @@ class Schedules:
             row = self._queue.new_row(None, SCHEDULE, new, tenant=tenant or None).with_values(
                 run_id=run_id, run_key=key, status="waiting", due_at=_due(new, state), reason=state.text()
             )
-            ops = [] if old is None else self._deletion(old)
+            ops: Sequence[Op] = () if old is None else self._deletion(old)
             try:
                 found = (await self._queue.commits.commit(None, [*ops, Op("queue.insert", (row,))]))[-1]
             except RowChanged:
@@ -443,7 +443,7 @@ class Schedules:
                 return _read(found)
 
     @staticmethod
-    def _deletion(row: RunRow) -> list[Op]:
+    def _deletion(row: RunRow) -> Sequence[Op]:
         ops = [Op("queue.delete", (row.run_id, row.generation, row.arrival))]
         if row.status in LIVE:
             ops.insert(0, Op("queue.end", (row.run_id, LIVE, "cancelled", row.updated_at, "schedule")))
@@ -476,10 +476,8 @@ class Schedules:
             except OUTAGE:
                 await clock.sleep(1.0)
             except Exception as error:
-                log.exception(
-                    "schedule %s could not fire: %s. It is tried again in %g s",
-                    (row.run_key or row.run_id).removeprefix(SCHEDULED), error, _RETRY_SECONDS,
-                )  # fmt: skip
+                name = (row.run_key or row.run_id).removeprefix(SCHEDULED)
+                log.exception("schedule %s could not fire: %s. Retrying in %g s", name, error, _RETRY_SECONDS)
                 await self._put_off(row)
                 return
 
@@ -511,7 +509,7 @@ class Schedules:
         run = await self._queue.row(tick_id(spec["id"], state.fired, row.tenant)[0])
         return run if run is not None and run.status in LIVE else None
 
-    async def _settle(self, row: RunRow, *, due_at: float, reason: str, ops: list[Op]) -> None:
+    async def _settle(self, row: RunRow, *, due_at: float, reason: str, ops: Sequence[Op]) -> None:
         how = RunUpdate(row.claim_id, "waiting", self._queue.clock.wall(), due_at=due_at, reason=reason)
         await self._queue.commits.commit(Guard(row.run_id, row.claim_id), [*ops, Op("queue.settle", (row.run_id, how))])
 
