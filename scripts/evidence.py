@@ -4,11 +4,13 @@
     python scripts/evidence.py --check    exit with 1 if the page is not up to date
 
 The promises are the rows of the tables "Promise | Limit" in two pages of docs/. `tests/evidence.toml` has the tests of
-each, and the results of the long test runs.
+each, and the results of the long test runs. docs/evidence/suites has a file for each suite of other projects, which
+scripts/slow writes.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "tests" / "evidence.toml"
 PAGE = ROOT / "docs" / "evidence.md"
+SUITES = ROOT / "docs" / "evidence" / "suites"
 #: The pages with promises, in the order of the written page.
 PROMISES = ("guarantees.md", "guarantees-in-detail.md")
 
@@ -56,6 +59,15 @@ Other long forms have no count as their result:
 
 `pytest -m slow` runs all of them.
 """
+_SUITES = """\
+## Suites of other projects
+
+These suites run with parts of this library in the place of the parts that they test.
+`scripts/slow/run.py` runs them, and the table shows the last run of each.
+
+| Suite | Version | Date | Passed | Failed | Skipped |
+|---|---|---|---|---|---|
+"""
 
 
 def promises(page: str) -> dict[str, list[str]]:
@@ -71,12 +83,13 @@ def promises(page: str) -> dict[str, list[str]]:
     return found
 
 
-def rendered(source: Mapping[str, Any], pages: Mapping[str, str]) -> str:
+def rendered(source: Mapping[str, Any], pages: Mapping[str, str], suites: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the page.
 
     Args:
         source: The parsed `tests/evidence.toml`.
         pages: The text of the pages with promises, by file name.
+        suites: The results of the suites of other projects.
 
     Raises:
         ValueError: A promise has no tests, or tests have no promise.
@@ -98,6 +111,11 @@ def rendered(source: Mapping[str, Any], pages: Mapping[str, str]) -> str:
             parts.append(f"### {section}\n\n" + "".join(entries))
     parts.append(_LONG)
     parts += [_long_run(each) for each in source["long"]]
+    if suites:
+        columns = ("suite", "version", "date", "passed", "failed", "skipped")
+        lines = (f"| {' | '.join(str(each[column]) for column in columns)} |\n" for each in suites)
+        parts.append(_SUITES + "".join(lines))
+        parts += [_differences(each) for each in suites if each["differences"]]
     return "\n".join(parts)
 
 
@@ -106,10 +124,15 @@ def _long_run(run: Mapping[str, Any]) -> str:
     return f"### {run['title']}\n\n`{run['command']}`\n\n{run['does']}\n\n{results}"
 
 
+def _differences(suite: Mapping[str, Any]) -> str:
+    return f"### What differs in {suite['suite']}\n\n" + "".join(f"- {each}\n" for each in suite["differences"])
+
+
 def current() -> str:
     """Return the page as the files say it is now."""
     pages = {name: (ROOT / "docs" / name).read_text("utf-8") for name in PROMISES}
-    return rendered(tomllib.loads(SOURCE.read_text("utf-8")), pages)
+    suites = [json.loads(each.read_text("utf-8")) for each in sorted(SUITES.glob("*.json"))]
+    return rendered(tomllib.loads(SOURCE.read_text("utf-8")), pages, suites)
 
 
 def main(arguments: Sequence[str]) -> int:

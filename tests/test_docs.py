@@ -186,6 +186,10 @@ def test_a_promise_without_a_test_is_missed() -> None:
             evidence.rendered({"promises": wrong, "long": []}, {"page.md": page})
     with pytest.raises(ValueError, match="two rows: two"):
         evidence.rendered({"promises": tests, "long": []}, {"page.md": page, "other.md": page})
+    suite = {"suite": "s", "version": "1", "date": "d", "passed": 2, "failed": 0, "skipped": 1, "differences": ["x"]}
+    written = evidence.rendered({"promises": tests, "long": []}, {"page.md": page}, [suite])
+    assert "\n| s | 1 | d | 2 | 0 | 1 |\n" in written
+    assert written.endswith("### What differs in s\n\n- x\n")
 
 
 def test_the_page_of_promises_is_short() -> None:

@@ -64,6 +64,11 @@ def crewai() -> list[str]:
     return [sys.executable, "scripts/slow/crewai.py"]
 
 
+def mcp_conformance() -> list[str]:
+    """The conformance suite of MCP against the server and the client. Needs npm."""
+    return [sys.executable, "scripts/slow/mcp_conformance.py"]
+
+
 def coverage() -> list[str]:
     """The whole check, and what the tests execute."""
     return ["scripts/check", "--coverage"]
@@ -75,6 +80,7 @@ LEGS: dict[str, Callable[[], list[str]]] = {
     "python-3.13": python_3_13,
     "lowest-versions": lowest_versions,
     "crewai": crewai,
+    "mcp-conformance": mcp_conformance,
     "coverage": coverage,
 }
 

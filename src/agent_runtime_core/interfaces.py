@@ -271,7 +271,7 @@ class RunContext(Protocol):
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Count, inside a step, a model call that this library did not make, against the limits of the run."""
 
@@ -635,6 +635,9 @@ class TraceSink:
 
     Most methods are called by a thread of the tracer, not by the run itself.
     """
+
+    #: Whether the sink uses prompts and answers. If no sink does, the messages of frameworks are not converted for it.
+    content: bool = True
 
     def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
         """A process began to execute the run; `metadata` has `time` in seconds since 1970."""

@@ -10,20 +10,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("mcp")
 
 from mcp import Client, MCPError, StdioServerParameters
-from mcp_types import INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 
 from agent_runtime_core import AgentRunner, AgentRuntime, ErrorInfo, RunContext, RunResult
 from agent_runtime_core.integrations.mcp_server import create_mcp_server
 from agent_runtime_core.registry import Registry
-from tests.support.mcp_clients import EXTENSION, WithTasks, ask, create, until_status
+from tests.support.mcp_clients import EXTENSION, Anything, Params, TaskRequest, WithTasks, ask, create, until_status
 from tests.support.processes import ROOT, becomes
 from tests.support.redis_servers import free_port
 
@@ -111,6 +112,15 @@ async def test_a_cancelled_task_is_a_cancelled_run() -> None:
             {"size": "L"},
             {"size": "L"},
         ),
+        (
+            {
+                "type": "object",
+                "properties": {"of": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}},
+            },
+            {"of": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}},
+            {"of": ["a"]},
+            {"of": ["a"]},
+        ),
         ({"type": "array", "items": {"type": "integer"}}, None, {"answer": "[1, 2]"}, [1, 2]),
     ],
 )
@@ -135,7 +145,7 @@ async def test_a_declined_approval_is_false_and_a_dismissed_one_stays_open() -> 
         (key,) = (await until_status(client, task_id, "input_required"))["inputRequests"]
         await ask(client, "tasks/update", task_id, inputResponses={key: {"action": "cancel"}})
         assert (await ask(client, "tasks/get", task_id))["status"] == "input_required"
-        await ask(client, "tasks/update", task_id, inputResponses={"unknown": ACCEPT, key: {"action": "decline"}})
+        await ask(client, "tasks/update", task_id, inputResponses={"unknown": {"no": 1}, key: {"action": "decline"}})
         done = await until_status(client, task_id, "completed")
         assert done["result"]["structuredContent"] == {"answer": False}
         await ask(client, "tasks/update", task_id, inputResponses={key: ACCEPT})  # answered before, so it is ignored
@@ -143,7 +153,12 @@ async def test_a_declined_approval_is_false_and_a_dismissed_one_stays_open() -> 
 
 @pytest.mark.parametrize(
     "response",
-    [{"action": "accept", "content": {"answer": 1}}, {"action": "accept", "content": {}}, {"action": "decline"}],
+    [
+        {"action": "accept", "content": {"answer": 1}},
+        {"action": "accept", "content": {}},
+        {"action": "decline"},
+        {"action": "perhaps"},
+    ],
 )
 async def test_an_answer_that_does_not_match_is_an_error_and_leaves_the_question_open(response: dict[str, Any]) -> None:
     async with served() as (_, client):
@@ -221,10 +236,9 @@ async def over_stdio(store: Path, log: Path, **options: Any) -> AsyncIterator[Cl
 
 
 @contextlib.asynccontextmanager
-async def http_server(store: Path, log: Path, port: int) -> AsyncIterator[str]:
+async def process_on(port: int, module: str, *args: object) -> AsyncIterator[str]:
     """The URL of a server process, which is killed at the end."""
-    command = [sys.executable, "-m", "tests.integrations.mcp_agents", str(store), str(log), str(port)]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", module, *map(str, args), str(port)], cwd=ROOT)
     try:
 
         async def listens() -> bool:
@@ -238,6 +252,10 @@ async def http_server(store: Path, log: Path, port: int) -> AsyncIterator[str]:
     finally:
         process.kill()
         await asyncio.to_thread(process.wait)
+
+
+def http_server(store: Path, log: Path, port: int) -> AbstractAsyncContextManager[str]:
+    return process_on(port, "tests.integrations.mcp_agents", store, log)
 
 
 @contextlib.asynccontextmanager
@@ -270,3 +288,17 @@ async def test_a_task_survives_restarts_of_the_server(transport: Any, tmp_path: 
     assert done["result"]["content"] == [{"type": "text", "text": "bought tea"}]
     done_once = [line for line in lines(log) if not line.isdigit()]
     assert done_once in (["reserve tea", "buy tea"], ["reserve tea", "reserve tea", "buy tea"])  # killed in that step
+
+
+class Misnamed(TaskRequest):
+    name_param: ClassVar[str | None] = "other"
+
+
+async def test_the_header_of_a_request_for_a_task_must_name_the_task(tmp_path: Path) -> None:
+    async with over_http(tmp_path / "runs.db", tmp_path / "log") as client:
+        task_id = (await create(client, "order", {"message": "tea"}))["taskId"]
+        assert (await ask(client, "tasks/get", task_id))["taskId"] == task_id
+        params = Params(taskId=task_id, other="another task")  # type: ignore[call-arg]
+        with pytest.raises(MCPError, match="header mcp-name must be the task id, got 'another task'") as caught:
+            await client.session.send_request(Misnamed(method="tasks/get", params=params), Anything)
+        assert caught.value.code == HEADER_MISMATCH

@@ -131,7 +131,7 @@ async def test_spans_and_sinks_follow_the_runner(place: Path | None) -> None:
     assert [each for each in types if each.startswith("agent.")] == [f"agent.{each}" for each in [*TYPES, "run.failed"]]
     builder = SpanBuilder()
     spans = [span for each in sink.traces for span in builder.spans(each)]
-    assert [(each.name, each.error) for each in spans if each.kind == "agent"] == [("liar", "")]
+    assert [(each.name, each.error) for each in spans if each.kind == "agent"] == [("liar", None)]
 
 
 async def test_the_audit_log_has_one_start_and_one_end(place: Path | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -535,6 +536,8 @@ def _events_of_records(run_id: str, records: Sequence[Record], step: Step | None
         for kind, payload in events:
             if kind == "step.started":
                 payload["parent_id"] = position_of(step, payload["step_id"])["parent_id"]
+            elif kind in ("step.failed", "step.retrying"):
+                payload["error_type"] = json.loads(record.info or "{}").get("type")
             yield kind, payload
 
 

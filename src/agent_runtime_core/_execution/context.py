@@ -25,6 +25,7 @@ from ..events.base import checked_event_name
 from ..events.event import AGENT_MARK, warn_of_runner_type
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..limits import COUNTED, Budget, RunLimits
+from ..llm._finish_reasons import normal_reason
 from ..llm._prices import cost_usd as price_in_usd
 from ..portal import run_and_wait
 from ..queue.records import RunRow
@@ -96,7 +97,7 @@ def charge_trace(step_id: str, model: str, charged: Mapping[str, Any], now: floa
     }  # fmt: skip
 
 
-def charge(ctx: ChargedContext, model: str, charged: dict[str, Any]) -> None:
+def charge(ctx: ChargedContext, model: str, charged: dict[str, Any], trace: Mapping[str, Any] | None = None) -> None:
     """Count `charged` against the limits of the run, as part of the step that the calling code is in.
 
     Raises:
@@ -105,11 +106,11 @@ def charge(ctx: ChargedContext, model: str, charged: dict[str, Any]) -> None:
     """
     scope, loop = ctx.journal.keys.scope(), ctx.control.loop
     if loop is None or not loop.is_running() or _on(loop):
-        _count(ctx, scope, model, charged)
+        _count(ctx, scope, model, charged, trace)
         return
 
     async def count() -> None:  # other code of the run counts on the event loop
-        _count(ctx, scope, model, charged)
+        _count(ctx, scope, model, charged, trace)
 
     run_and_wait(loop, count, (), {})
 
@@ -121,7 +122,9 @@ def _on(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: dict[str, Any]) -> None:
+def _count(
+    ctx: ChargedContext, scope: StepScope | None, model: str, charged: dict[str, Any], trace: Mapping[str, Any] | None
+) -> None:
     if scope is None or scope.ended:
         got = "a call between steps" if scope is None else "a call after its step has ended"
         fix = "Move the model call and ctx.charge(...) into a ctx.step"
@@ -129,7 +132,8 @@ def _count(ctx: ChargedContext, scope: StepScope | None, model: str, charged: di
     add_charge(scope, model, charged)
     ctx.budget.recalled(charged)
     if charged.get("turns") and ctx.traced:
-        ctx.trace("llm.call", charge_trace(scope.step_id, model, charged, ctx.clock.wall()))
+        fields = {**charge_trace(scope.step_id, model, charged, ctx.clock.wall()), **(trace or {})}
+        ctx.trace("llm.call", fields | {"finish_reason": normal_reason(fields.get("finish_reason"))})
     if (error := ctx.budget.exceeded()) is not None:
         raise error
 
@@ -293,7 +297,7 @@ class Context:
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Count a model call that this library did not make, against the limits of the run.
 
@@ -312,13 +316,15 @@ class Context:
             cost_usd: The cost in USD.
             turns: How many model calls to count; 0 for what is no model call.
             tool_calls: How many tool calls to count.
+            trace: Further fields of the trace: `provider`, `input` and `output` in OpenAI's chat format,
+                `finish_reason`, `started_at` in seconds since 1970. They are not stored.
 
         Raises:
             LimitExceeded: The run has now used more than one of its limits allows. The call is counted.
             InvalidArgument: The call is between steps, where a resumed run would count it twice, or after the step
                 has ended, or a number is negative.
         """
-        charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls))
+        charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls), trace)
 
     def check_limits(self) -> None:
         """Raise if a limit of the run is reached, so that no further model call may begin.
@@ -360,6 +366,11 @@ class Context:
     def traced(self) -> bool:
         """Whether there is a trace sink."""
         return self._services.tracer is not None
+
+    @property
+    def traces_contents(self) -> bool:
+        """Whether a trace sink uses contents."""
+        return self._services.tracer is not None and self._services.tracer.contents
 
     def own_conversation(self) -> None:
         """Declare that the agent keeps the conversation itself: the runner appends nothing of this run to it.

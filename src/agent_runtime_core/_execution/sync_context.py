@@ -356,11 +356,11 @@ class SyncRunContext:
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         charge = partial(
             self._ctx.charge, model=model, input_tokens=input_tokens, output_tokens=output_tokens, cost_usd=cost_usd,
-            turns=turns, tool_calls=tool_calls,
+            turns=turns, tool_calls=tool_calls, trace=trace,
         )  # fmt: skip
         self.call_on_loop(_called, charge)
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    convert_to_openai_messages,
+    message_to_dict,
+    messages_from_dict,
+)
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
@@ -65,7 +72,7 @@ class DurableChatModel(BaseChatModel):
         ctx = current_run()
         if ctx is None:
             return _loaded(await call())
-        return _loaded(await model_step(ctx, self.step, call, usage=self._usage))
+        return _loaded(await model_step(ctx, self.step, call, usage=self._usage, trace=partial(self._trace, messages)))
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None,
@@ -81,13 +88,26 @@ class DurableChatModel(BaseChatModel):
         async def call_in_thread() -> dict[str, Any]:
             return await asyncio.to_thread(call)
 
-        return _loaded(portal.from_thread(model_step, ctx, self.step, call_in_thread, usage=self._usage))
+        trace = partial(self._trace, messages)
+        return _loaded(portal.from_thread(model_step, ctx, self.step, call_in_thread, usage=self._usage, trace=trace))
 
     def _usage(self, stored: dict[str, Any]) -> ModelUsage:
         message = _loaded(stored).generations[0].message
         usage: Any = getattr(message, "usage_metadata", None) or {}
         name = message.response_metadata.get("model_name") or self._get_ls_params().get("ls_model_name") or ""
         return ModelUsage(str(name), usage.get("input_tokens", 0), usage.get("output_tokens", 0))
+
+    def _trace(self, messages: list[BaseMessage], stored: dict[str, Any], contents: bool) -> dict[str, Any]:
+        """Return the provider, the messages and the finish reason of a call."""
+        answer = _loaded(stored).generations[0]
+        known = answer.message.response_metadata | (answer.generation_info or {})
+        return {
+            "model": self._usage(stored).model or self.model._llm_type,
+            "provider": self._get_ls_params().get("ls_provider"),
+            "input": convert_to_openai_messages(messages) if contents else None,
+            "output": convert_to_openai_messages(answer.message),
+            "finish_reason": known.get("finish_reason") or known.get("stop_reason"),
+        }
 
 
 def _stored(result: ChatResult) -> dict[str, Any]:

@@ -10,20 +10,21 @@ from typing import Any, ClassVar, Final, Literal
 from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import require_client_extension
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types import (
+    HEADER_MISMATCH,
     INVALID_PARAMS,
     CallToolResult,
     ElicitRequest,
     ElicitRequestFormParams,
     ElicitResult,
     EmptyResult,
-    InputResponses,
     RequestParams,
     Result,
     TextContent,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from .._core.codec.json import encode
@@ -75,12 +76,34 @@ async def questions_of(runner: AgentRunner, row: RunRow) -> dict[str, ApprovalRe
 
 
 def elicitation(asked: ApprovalRequest) -> ElicitRequest:
+    """Return a question as the request for a form."""
+    return ElicitRequest(params=form_of(asked))
+
+
+def form_of(asked: ApprovalRequest) -> ElicitRequestFormParams:
     """Return a question as a form for a person."""
     form = _form_of(asked.schema)
     text = f"Run {asked.run_key or asked.run_id} of agent {asked.agent_key} asks for {asked.name!r}."
     if asked.details is not None:
         text += f"\n{asked.details if isinstance(asked.details, str) else encode(asked.details)}"
-    return ElicitRequest(params=ElicitRequestFormParams(message=text, requested_schema=form))
+    return ElicitRequestFormParams(message=text, requested_schema=form)
+
+
+async def answer_all(runner: AgentRunner, row: RunRow, responses: Mapping[str, Any]) -> None:
+    """Answer the questions of a run.
+
+    A key without an open question is ignored: it was answered before, perhaps by another client.
+
+    Raises:
+        MCPError: An answer does not match the schema of its question.
+    """
+    asked = await questions_of(runner, row)
+    for key in responses.keys() & asked.keys():
+        try:
+            response = ElicitResult.model_validate(responses[key])
+        except ValidationError as error:
+            raise MCPError(INVALID_PARAMS, f"answer to {asked[key].name!r}: {error}") from error
+        await answer(runner, asked[key], response)
 
 
 async def answer(runner: AgentRunner, asked: ApprovalRequest, response: ElicitResult) -> None:
@@ -99,7 +122,7 @@ async def answer(runner: AgentRunner, asked: ApprovalRequest, response: ElicitRe
 
 
 def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a flat schema with primitive properties: MCP allows no others in a form."""
+    """Return a flat schema with primitive properties and selections: MCP allows no others in a form."""
     if schema is not None and _is_flat(schema):
         return dict(schema)
     if schema is None or _takes_yes_or_no(schema):
@@ -119,10 +142,17 @@ def _takes_yes_or_no(schema: Mapping[str, Any]) -> bool:
 def _is_flat(schema: Mapping[str, Any]) -> bool:
     properties = schema.get("properties")
     return (
-        schema.get("type") == "object"
-        and isinstance(properties, Mapping)
-        and all(isinstance(each, Mapping) and each.get("type") in _PRIMITIVE for each in properties.values())
+        schema.get("type") == "object" and isinstance(properties, Mapping) and all(map(_is_field, properties.values()))
     )
+
+
+def _is_field(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    items = schema.get("items")
+    # A selection of several values from a list.
+    several = schema.get("type") == "array" and isinstance(items, Mapping) and ("enum" in items or "anyOf" in items)
+    return several or schema.get("type") in _PRIMITIVE
 
 
 def _answer_of(schema: Mapping[str, Any] | None, response: ElicitResult) -> Any:
@@ -155,7 +185,7 @@ class TaskParams(RequestParams):
 class UpdateTaskParams(TaskParams):
     """The parameters of `tasks/update`."""
 
-    input_responses: InputResponses
+    input_responses: dict[str, Any]
 
 
 class TaskResult(Result):
@@ -233,11 +263,7 @@ class RunTasks:
 
     async def _update(self, ctx: _Context, params: UpdateTaskParams) -> EmptyResult:
         row = await self._row(ctx, params)
-        asked = await questions_of(self._runner, row)
-        for key, response in params.input_responses.items():
-            # A key without an open question was answered before, perhaps by another client.
-            if key in asked and isinstance(response, ElicitResult):
-                await answer(self._runner, asked[key], response)
+        await answer_all(self._runner, row, params.input_responses)
         return EmptyResult()
 
     async def _cancel(self, ctx: _Context, params: TaskParams) -> EmptyResult:
@@ -247,6 +273,9 @@ class RunTasks:
 
     async def _row(self, ctx: _Context, params: TaskParams) -> RunRow:
         require_client_extension(ctx, EXTENSION)
+        named = decode_header_value(getattr(ctx.request, "headers", {}).get(MCP_NAME_HEADER))
+        if named not in (None, params.task_id):
+            raise MCPError(HEADER_MISMATCH, f"header {MCP_NAME_HEADER} must be the task id, got {named!r}")
         try:
             row = await self._runner.queue.require(params.task_id)
         except AgentRuntimeError:

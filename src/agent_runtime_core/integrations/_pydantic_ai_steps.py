@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from pydantic_ai import durable_exec
+from pydantic_ai.messages import ModelMessagesTypeAdapter
 from pydantic_ai.tools import RunContext as AgentRunContext
 
 from .._core.typed_steps import AttemptOptions
 from ..errors import StepExecutionError
 from ..interfaces import RunContext, current_run
 from ..portal import from_thread, in_thread
+from ._chat import chat_of_model_messages
 from ._steps import ModelUsage, model_step, number_of_use, scope_id_of
 
 T = TypeVar("T")
@@ -146,7 +148,8 @@ class StepBackend(durable_exec.JournalCallableOperationBackend[StepOptions]):
         if isinstance(operation_id, durable_exec.ModelRequestId | durable_exec.ModelCompactMessagesId):
 
             def step(call: Callable[[], Awaitable[object]]) -> Awaitable[object]:
-                return model_step(run, name, call, usage=_usage, key=key, **config)
+                trace = partial(_trace, cache_key, context)
+                return model_step(run, name, call, usage=_usage, trace=trace, key=key, **config)
 
         else:
             is_call = isinstance(operation_id, durable_exec.ToolsetCallToolId)
@@ -165,8 +168,27 @@ async def _counted(run: RunContext, call: Callable[[], Awaitable[object]]) -> ob
 
 def _usage(payload: Any) -> ModelUsage:
     """Return the usage of an encoded `ModelResponse`, or of a recorded stream that contains one."""
-    response: Mapping[str, Any] = payload.get("response", payload)
+    response = _response(payload)
     used: Mapping[str, Any] = response.get("usage") or {}
     return ModelUsage(
         str(response.get("model_name") or ""), int(used.get("input_tokens") or 0), int(used.get("output_tokens") or 0)
     )
+
+
+def _response(payload: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", payload.get("response", payload))
+
+
+def _trace(
+    cache_key: tuple[object, ...], context: AgentRunContext[Any] | None, payload: Any, contents: bool
+) -> dict[str, Any]:
+    """Return the provider, the messages and the finish reason of a model call."""
+    response = _response(payload)
+    given = next((each for each in cache_key if contents and isinstance(each, list)), [])
+    [answer] = chat_of_model_messages([response])
+    return {
+        "provider": response.get("provider_name") or (None if context is None else context.model.system),
+        "input": chat_of_model_messages(ModelMessagesTypeAdapter.dump_python(given, mode="json")),
+        "output": answer,
+        "finish_reason": response.get("finish_reason"),
+    }

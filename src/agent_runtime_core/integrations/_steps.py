@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from .._core.clock import SYSTEM
+from .._core.log import log
 from .._execution.step_journal import RunJournal
 from ..errors import LimitExceeded
 from ..interfaces import RunContext
@@ -55,7 +57,7 @@ class ModelUsage(NamedTuple):
 
 async def model_step(
     ctx: RunContext, name: str, call: Callable[[], Awaitable[T]], *, usage: Callable[[T], ModelUsage],
-    key: str | None = None, **options: Any,
+    trace: Callable[[T, bool], Mapping[str, Any]] | None = None, key: str | None = None, **options: Any,
 ) -> T:  # fmt: skip
     """Return the recorded answer of a model call, or make the call and record its answer and its usage.
 
@@ -64,6 +66,8 @@ async def model_step(
         name: Name of the step.
         call: Makes the call.
         usage: Returns what an answer has used.
+        trace: Returns the other fields of the trace of an answer: those of the argument `trace` of `ctx.charge`. If
+            its second argument is False, no sink uses `input`, whose conversion takes time.
         key: Key of the step.
         **options: Further options of `ctx.step`.
 
@@ -75,8 +79,11 @@ async def model_step(
     ctx.check_limits()
 
     async def called() -> T:
+        clock, traced = getattr(ctx, "clock", SYSTEM), getattr(ctx, "traced", False)
+        started = clock.wall() if traced else 0.0
         answer = await call()
         used = usage(answer)
+        fields: Any = {"trace": {"started_at": started, **_fields(ctx, trace, answer)}} if traced else {}
         # As in our own loop, the call that exceeds a limit keeps its answer, and no other call begins.
         with suppress(LimitExceeded):
             ctx.charge(
@@ -84,8 +91,17 @@ async def model_step(
                 input_tokens=used.input_tokens,
                 output_tokens=used.output_tokens,
                 cost_usd=used.cost_usd,
+                **fields,
             )
         return answer
 
     found: T = await ctx.step(name, called, key=key, **options)
     return found
+
+
+def _fields(ctx: RunContext, trace: Callable[[T, bool], Mapping[str, Any]] | None, answer: T) -> Mapping[str, Any]:
+    try:
+        return {} if trace is None else trace(answer, getattr(ctx, "traces_contents", False))
+    except Exception as error:  # the answer counts nevertheless
+        log.debug("the trace of a model call has no messages", exc_info=error)
+        return {}

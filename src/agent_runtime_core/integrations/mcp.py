@@ -7,29 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .._core.lazy_import import load
 
 if not TYPE_CHECKING:
     load("mcp", needed_by=__name__)  # its error names the extra
 
+import httpx2
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp_types import (
     CONNECTION_CLOSED,
+    INTERNAL_ERROR,
     METHOD_NOT_FOUND,
     AudioContent,
     BlobResourceContents,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
+    EmptyResult,
     ImageContent,
+    PingRequest,
     RequestParamsMeta,
     ResourceLink,
     TextContent,
@@ -54,6 +60,8 @@ __all__ = ["MCPAgent", "MCPTools", "ServerUnreachable"]
 
 #: What an MCP server gets in the `_meta` of each call: the same value for each repetition of the call.
 IDEMPOTENCY_KEY: Final = "agent-runtime-core/idempotency-key"
+_T = TypeVar("_T")
+_PING_SECONDS: Final = 5
 _PAGES: Final = 100  # of a list of tools; a server whose list has no end must not occupy a run forever
 
 
@@ -68,8 +76,8 @@ class MCPTools:
         tools = await mcp.registry(ctx)
 
     The list of tools is requested once for each run, and recorded. A resumed run gets the recorded list. The server is
-    connected when it is first needed, so a run whose calls are all recorded needs no server. If the connection is lost,
-    the next call makes a new one.
+    connected when it is first needed, so a run whose calls are all recorded needs no server. If the connection is lost
+    or the server has forgotten its session, the next call makes a new one.
 
     Args:
         server: The URL of a server with streamable HTTP, the `StdioServerParameters` of a command, a server object of
@@ -159,14 +167,13 @@ class MCPTools:
         return registry
 
     async def _listed(self) -> list[dict[str, Any]]:
-        client = await self._connections.here().client()
+        connection = self._connections.here()
         tools: list[MCPTool] = []
         cursor = None
         for _ in range(_PAGES):
             try:
-                page = await client.list_tools(cursor=cursor)
+                page = await connection.send(partial(Client.list_tools, cursor=cursor))
             except MCPError as error:
-                await self._connections.here().failed(client, error)
                 if error.code != METHOD_NOT_FOUND:  # a server without tools need not have the method
                     raise
                 break
@@ -204,79 +211,171 @@ class MCPTools:
         )
 
     async def _call(self, name: str, arguments: dict[str, Any], ctx: RunContext | None) -> Any:
-        connection = self._connections.here()
-        client = await connection.client()
         key = None if ctx is None else ctx.idempotency_key
         meta = None if key is None else cast("RequestParamsMeta", {IDEMPOTENCY_KEY: key})
+        call = partial(Client.call_tool, name=name, arguments=arguments, meta=meta)
         try:
-            result = await client.call_tool(name, arguments, meta=meta)
+            result = await self._connections.here().send(call)
         except MCPError as error:
-            await connection.failed(client, error)
             raise ToolFailed(name, f"the MCP server {self.name!r} reported: {error.message}") from error
         if result.is_error:
             raise ToolFailed(name, _text_of(result) or "no reason given")
         return _content_of(result)
 
 
+class _Session:
+    """A connection to a server. A separate task holds it, because the SDK closes it in the task that opened it."""
+
+    def __init__(self, name: str, make: Callable[[], Client]) -> None:
+        self._name = name
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._in_flight = 0
+        self._unsent: BaseException | None = None  # why the last request was not sent
+        self._checking = asyncio.Lock()
+        self._rejection: MCPError | None = None  # with which the server answers each request
+        self.retired = False
+        self.holder = start_helper(self._hold(make), name=f"mcp:{name}")
+
+    async def connected(self) -> None:
+        """Wait until it is connected.
+
+        Raises:
+            ServerUnreachable: No connection could be made.
+        """
+        try:
+            await asyncio.shield(self._client)
+        except BaseException:
+            self.retired = True
+            self._closing.set()
+            raise
+
+    async def _hold(self, make: Callable[[], Client]) -> None:
+        try:
+            async with make() as client:
+                if not self._client.done():
+                    self._client.set_result(client)
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 - whatever the SDK and its transports raise
+            reason = deciding_error(error)
+            if not self._client.done():
+                self._client.set_exception(self._unreachable(reason))
+                return
+            log.warning("the connection to the MCP server %r ended: %r", self._name, reason)
+            # Nothing says which of several requests could not connect; the others may have been sent.
+            if self._in_flight == 1 and isinstance(reason, httpx2.ConnectError | httpx2.ConnectTimeout):
+                self._unsent = reason
+
+    def _unreachable(self, reason: BaseException) -> ServerUnreachable:
+        unreachable = ServerUnreachable(
+            f"the MCP server {self._name!r} cannot be reached: {type(reason).__name__}: {reason}. Start it, or correct "
+            "its URL or command"
+        )
+        unreachable.__cause__ = reason
+        return unreachable
+
+    async def send(self, request: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Send a request.
+
+        Raises:
+            _Forgotten: The server did not execute the request, because it has forgotten the session.
+            MCPError: The server reported an error, or the connection was lost.
+            ServerUnreachable: The request was not sent.
+        """
+        self._in_flight += 1
+        try:
+            return await request(self._client.result())
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                await self.close()
+                if self._unsent is not None:
+                    raise self._unreachable(self._unsent) from error
+            elif await self._forgotten(error):
+                raise _Forgotten(error) from error
+            raise
+        finally:
+            self._in_flight -= 1
+            if self.retired and not self._in_flight:
+                self._closing.set()
+
+    async def _forgotten(self, error: MCPError) -> bool:
+        """Return whether the server rejected a request because it has forgotten the session.
+
+        A server has many ways to say so, and the SDK hides the status of the response. A server that answers a ping
+        with an error has no such session. It did not execute the request if both have the same error, unless this is
+        the error of a proxy, which may have lost a response.
+        """
+        async with self._checking:
+            if not self.retired:
+                self._rejection = await self._ping()
+                self.retired = self._rejection is not None
+        found = self._rejection
+        same = found is not None and (found.code, found.message) == (error.code, error.message)
+        return same and error.code != INTERNAL_ERROR
+
+    async def _ping(self) -> MCPError | None:
+        """Return the error with which a server rejects each request, or None."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PING_SECONDS):
+                try:
+                    await self._client.result().session.send_request(PingRequest(), EmptyResult)
+                except MCPError as error:
+                    # The protocol of 2026 has no ping, and no session either.
+                    return None if error.code == METHOD_NOT_FOUND else error
+        return None
+
+    async def close(self) -> None:
+        """Close the connection, and wait until it is closed."""
+        self.retired = True
+        self._closing.set()
+        await asyncio.wait([self.holder])
+
+
+class _Forgotten(Exception):
+    """The server rejected a request because it has forgotten the session."""
+
+    def __init__(self, error: MCPError) -> None:
+        self.error = error
+
+
 class _Connection:
-    """The connection of one event loop. A task of its own holds it, because the SDK closes it in the same task."""
+    """The connection of one event loop. It makes a new session if the server has lost the last one."""
 
     def __init__(self, name: str, make: Callable[[], Client]) -> None:
         self._name = name
         self._make = make
         self._lock = asyncio.Lock()
-        self._client: Client | None = None
-        self._closing = asyncio.Event()
-        self._holder: asyncio.Task[None] | None = None
+        self._sessions: list[_Session] = []  # the last one is used; the others finish what they have sent
 
-    async def client(self) -> Client:
-        """Return the connected client.
+    async def send(self, request: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Send a request, a second time if the server rejected it because it has forgotten the session.
 
         Raises:
-            ServerUnreachable: No connection could be made.
+            MCPError: The server reported an error, or the connection was lost.
+            ServerUnreachable: The request was not sent, because no connection could be made.
         """
-        async with self._lock:
-            if self._client is not None and self._holder is not None and not self._holder.done():
-                return self._client
-            ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-            self._closing = asyncio.Event()
-            self._holder = start_helper(self._hold(ready, self._closing), name=f"mcp:{self._name}")
-            try:
-                self._client = await asyncio.shield(ready)
-            except BaseException:
-                self._closing.set()
-                raise
-            return self._client
-
-    async def _hold(self, ready: asyncio.Future[Client], closing: asyncio.Event) -> None:
         try:
-            async with self._make() as client:
-                if not ready.done():
-                    ready.set_result(client)
-                await closing.wait()
-        except Exception as error:  # noqa: BLE001 - whatever the SDK and its transports raise
-            if ready.done():
-                log.warning("the connection to the MCP server %r ended: %r", self._name, deciding_error(error))
-                return
-            reason = deciding_error(error)
-            unreachable = ServerUnreachable(
-                f"the MCP server {self._name!r} cannot be reached: {type(reason).__name__}: {reason}. Start it, or "
-                "correct its URL or command"
-            )
-            unreachable.__cause__ = reason
-            ready.set_exception(unreachable)
+            return await (await self._session()).send(request)
+        except _Forgotten as rejected:
+            try:
+                return await (await self._session()).send(request)
+            except _Forgotten:
+                raise rejected.error from None
 
-    async def failed(self, client: Client, error: MCPError) -> None:
-        """Close the connection after an error if it was lost, so that the next call makes a new one."""
-        if error.code == CONNECTION_CLOSED and client is self._client:
-            await self.close()
+    async def _session(self) -> _Session:
+        async with self._lock:
+            self._sessions = [each for each in self._sessions if not each.holder.done()]
+            if not self._sessions or self._sessions[-1].retired:
+                session = _Session(self._name, self._make)
+                self._sessions.append(session)
+                await session.connected()
+            return self._sessions[-1]
 
     async def close(self) -> None:
         """Close the connection and wait until it is closed."""
-        holder, self._holder, self._client = self._holder, None, None
-        self._closing.set()
-        if holder is not None:
-            await asyncio.wait([holder])
+        sessions, self._sessions = self._sessions, []
+        for each in sessions:
+            await each.close()
 
 
 class MCPAgent(ToolCallingAgent):

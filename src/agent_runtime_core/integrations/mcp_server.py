@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -24,8 +25,6 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
-    ClientCapabilities,
-    ElicitationCapability,
     ElicitResult,
     InputRequests,
     InputRequiredResult,
@@ -48,7 +47,8 @@ from ..registry import key_of
 from ..runner.approvals import ApprovalRequest
 from ..runner.runner import AgentRunner
 from ..tools.names import tool_name
-from ._mcp_tasks import RUN_ID, RunTasks, answer, elicitation, failure, questions_of, tool_result
+from ._mcp_http import ResumableServer
+from ._mcp_tasks import RUN_ID, RunTasks, answer, answer_all, elicitation, failure, form_of, questions_of, tool_result
 
 __all__ = ["AgentTool", "create_mcp_server", "serve_stdio"]
 
@@ -116,7 +116,7 @@ def create_mcp_server(
         tasks: Whether a call of a client with the extension `io.modelcontextprotocol/tasks` returns a task.
         work: Whether the server executes runs while it serves. False leaves them to other workers.
         concurrency: How many runs it executes at once.
-        poll_interval: Seconds after which a client asks for its task again.
+        poll_interval: Seconds after which a client asks for its task again, or for a stream whose connection was lost.
 
     Raises:
         InvalidArgument: An agent or a schema is invalid, or two tools have the same name.
@@ -125,10 +125,13 @@ def create_mcp_server(
     calls = _Calls(runner, agents)
     run_tasks = RunTasks(runner, calls.serves, poll_interval) if tasks else None
     calls.tasks = run_tasks
-    server: Server[Any] = Server(
-        name, instructions=instructions, lifespan=_Work(runner, concurrency).lifespan if work else _nothing,
-        get_tool_input_schema=calls.schema, on_list_tools=calls.listed, on_call_tool=calls.called,
+    server = ResumableServer(
+        name, version=str(load("agent_runtime_core:__version__")), instructions=instructions,
+        lifespan=_Work(runner, concurrency).lifespan if work else _nothing,
+        on_list_tools=calls.listed, on_call_tool=calls.called,
     )  # fmt: skip
+    server.get_tool_input_schema = calls.schema  # an argument of the constructor in MCP 2.3 and later
+    server.retry_ms = max(1, round(poll_interval * 1000))
     if run_tasks is not None:
         run_tasks.register(server)
     return server
@@ -213,10 +216,7 @@ class _Calls:
         if self.tasks is not None and self.tasks.requested(ctx):
             return await self.tasks.created(row)
         if params.input_responses:
-            asked = await questions_of(self._runner, row)
-            for key, response in params.input_responses.items():
-                if key in asked and isinstance(response, ElicitResult):
-                    await answer(self._runner, asked[key], response)
+            await answer_all(self._runner, row, params.input_responses)
         try:
             return await self._outcome(ctx, row)
         except asyncio.CancelledError:
@@ -233,7 +233,7 @@ class _Calls:
             raise must("arguments", "match the input schema of the tool", got)
         run_id = arguments.pop("run_id", None)
         if params.request_state is not None:  # the call is repeated with answers to the questions of its run
-            return await self._stored(key, params.request_state), True
+            return await self._stored(key, _run_of_state(params.request_state)), True
         if run_id is not None and not arguments:
             return await self._stored(key, run_id), True
         row, _ = await self._runner.insert_run(self._runner.new_run(key, _input_of(tool, arguments), run_id=run_id))
@@ -266,10 +266,51 @@ class _Calls:
                     await ctx.session.report_progress(number, message=_about(event))
                 if event is None or event.event_type in ("approval.requested", "step.in_doubt"):
                     asked = await questions_of(self._runner, await self._runner.queue.require(row.run_id))
-                    if asked:
-                        return _asking(ctx, row, asked)
+                    if asked and (result := await self._ask(ctx, row, asked)) is not None:
+                        return result
         finally:
             following.cancel()
+
+    async def _ask(
+        self, ctx: _Context, row: RunRow, asked: Mapping[str, ApprovalRequest]
+    ) -> CallToolResult | InputRequiredResult | None:
+        """Ask the questions of a run, as forms if the client shows forms, or else in a text as the result of the call.
+
+        The protocol of 2026 has forms as a result. Those of 2025 send them within the call, which continues then.
+        """
+        declared = ctx.session.client_capabilities
+        elicits = declared.elicitation if declared else None
+        if elicits is None or (elicits.form is None and elicits.url is not None):
+            return _waits(row, asked)
+        if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            requests: InputRequests = {key: elicitation(each) for key, each in asked.items()}
+            return InputRequiredResult(input_requests=requests, request_state=_state_of(row.run_id, min(asked)))
+        for key, each in asked.items():
+            form = form_of(each)
+            # A separate task, for the same reason as the one that follows the run.
+            shown = start_helper(ctx.session.elicit_form(form.message, form.requested_schema, ctx.request_id))
+            try:
+                if not await self._is_answered(row.run_id, key, shown):
+                    continue
+                response = shown.result()
+                await answer(self._runner, each, response)
+            except (MCPError, ValueError) as error:  # of the client, of its answer, or because nothing leads to it
+                return _waits(row, asked, f"The form of {each.name!r} was not answered: {error}. ")
+            finally:
+                shown.cancel()
+            if response.action == "cancel":
+                return _waits(row, asked)
+        return None
+
+    async def _is_answered(self, run_id: str, key: str, shown: asyncio.Task[ElicitResult]) -> bool:
+        """Wait until a form is answered, and return whether it is. Its question may be answered elsewhere before."""
+        while not shown.done():
+            await asyncio.wait([shown], timeout=_LOOK_AGAIN)
+            if not shown.done() and key not in await questions_of(
+                self._runner, await self._runner.queue.require(run_id)
+            ):
+                return False
+        return True
 
     async def _follow(self, run_id: str, events: asyncio.Queue[Event | Exception]) -> None:
         """Put the events of a run into a queue, and an error after the last one."""
@@ -329,15 +370,24 @@ def _about(event: Event) -> str:
     return kind if name is None else f"{kind}: {name}"
 
 
-def _asking(ctx: _Context, row: RunRow, asked: Mapping[str, ApprovalRequest]) -> CallToolResult | InputRequiredResult:
-    """Return the questions of a run: as forms if the client shows forms, or else as a text."""
-    wanted = ClientCapabilities(elicitation=ElicitationCapability())
-    if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and ctx.session.check_client_capability(wanted):
-        requests: InputRequests = {key: elicitation(each) for key, each in asked.items()}
-        return InputRequiredResult(input_requests=requests, request_state=row.run_id)
+def _state_of(run_id: str, question: str) -> str:
+    """Return the state of a call, other for other questions. A checksum shows a state that a client changed."""
+    state = f"{run_id}/{question}"
+    return f"{state}/{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+
+
+def _run_of_state(state: str) -> str:
+    run_id, *question = state.split("/")
+    if len(question) != 2 or _state_of(run_id, question[0]) != state:
+        raise MCPError(INVALID_PARAMS, f"requestState must be the state of an earlier result, got {state!r}")
+    return run_id
+
+
+def _waits(row: RunRow, asked: Mapping[str, ApprovalRequest], problem: str = "") -> CallToolResult:
+    """Return the result of a call whose run asks something: a text that says how to come back."""
     names = ", ".join(repr(each.name) for each in asked.values())
     text = (
-        f"Run {row.run_key or row.run_id} waits for a person to answer {names}. When this is done, call this tool with "
-        f"only run_id={row.run_key or row.run_id!r} to get the result."
+        f"{problem}Run {row.run_key or row.run_id} waits for a person to answer {names}. When this is done, call this "
+        f"tool with only run_id={row.run_key or row.run_id!r} to get the result."
     )
     return CallToolResult(content=[TextContent(text=text)], _meta={RUN_ID: row.run_id})

@@ -27,11 +27,13 @@ from agents.models.multi_provider import MultiProvider
 from agents.result import RunResult, RunResultStreaming
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest
 from agents.stream_events import StreamEvent
+from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from .._core.clock import SYSTEM
 from .._core.event_types import EventType
 from ..errors import AgentRuntimeError, StepExecutionError
 from ..interfaces import RunContext
+from ._chat import chat_of_items
 from ._openai_durable import change_guardrail, make_durable
 from ._openai_responses import answered, consumed, events_of, model_of, recorded
 from ._openai_scope import current_run, inside_agent, scope_of, unwrapped
@@ -86,7 +88,7 @@ class DurableModel(Model):
         async def call() -> dict[str, Any]:
             return recorded(await self._model.get_response(*args, **kwargs))
 
-        return answered(await self._recorded(ctx, _input(args, kwargs), call))
+        return answered(await self._recorded(ctx, args, kwargs, call))
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yield the events of the model's stream, or of the recorded answer.
@@ -113,7 +115,7 @@ class DurableModel(Model):
             stream = self._model.stream_response(*args, **kwargs)
             return await consumed(stream, forward, publish, getattr(ctx, "clock", SYSTEM))
 
-        step = asyncio.ensure_future(self._recorded(ctx, _input(args, kwargs), call))
+        step = asyncio.ensure_future(self._recorded(ctx, args, kwargs, call))
         step.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -126,12 +128,18 @@ class DurableModel(Model):
                 yield replayed
 
     async def _recorded(
-        self, ctx: RunContext, given: object, call: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
+        self, ctx: RunContext, args: tuple[Any, ...], kwargs: dict[str, Any],
+        call: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the record of the next model call of this agent loop."""
-        scope = scope_of(ctx)
+        scope, given = scope_of(ctx), _argument(1, "input", args, kwargs)
+        instructions = _argument(0, "system_instructions", args, kwargs)
+
+        def trace(record: dict[str, Any], contents: bool) -> dict[str, Any]:
+            return {**self._trace(record), "input": chat_of_items(given, instructions) if contents else None}
+
         try:
-            step = model_step(ctx, _MODEL, call, usage=self._usage, key=scope.next_call(given))
+            step = model_step(ctx, _MODEL, call, usage=self._usage, trace=trace, key=scope.next_call(given))
             return await unwrapped(scope, step)
         except BaseException:
             scope.failed(given)
@@ -140,6 +148,15 @@ class DurableModel(Model):
     def _usage(self, record: dict[str, Any]) -> ModelUsage:
         usage = record["usage"]
         return ModelUsage(self._name or model_of(record), usage["input_tokens"], usage["output_tokens"])
+
+    def _trace(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the model, the provider and the answer of a call."""
+        answers = chat_of_items(record["output"])
+        return {
+            "model": self._usage(record).model or type(self._model).__name__,
+            "provider": _provider_of(self._model),
+            "output": answers[0] if answers else None,
+        }
 
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         """Return the model's advice about a failed call."""
@@ -338,9 +355,17 @@ def _own_error(error: UserError) -> AgentRuntimeError | None:
     return cause if isinstance(cause, AgentRuntimeError) and type(cause) is not StepExecutionError else None
 
 
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """Return the second argument of a model call."""
-    return kwargs["input"] if "input" in kwargs else args[1]
+def _argument(index: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return an argument of a model call, which is passed by its position or by its name."""
+    return kwargs[name] if name in kwargs else args[index]
+
+
+def _provider_of(model: Model) -> str:
+    """Return the name of a model's provider, else what the SDK calls the model's class."""
+    client = getattr(model, "_client", None)
+    if isinstance(client, AsyncOpenAI):
+        return "azure" if isinstance(client, AsyncAzureOpenAI) else "openai"
+    return type(model).__name__.removesuffix("Model").lower()
 
 
 async def _stopped(task: asyncio.Future[Any]) -> None:

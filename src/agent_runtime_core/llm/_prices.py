@@ -11,6 +11,7 @@ from .._core.log import log, step_position
 from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
 from ..limits import Budget, RunLimits, usd_of, usd_text
+from ._finish_reasons import normal_reason
 
 Price: TypeAlias = Mapping[str, float]
 """USD per million tokens: `input` and `output`, optionally `cached_input`, `cache_write` and `cache_write_1h`.
@@ -159,12 +160,13 @@ async def traced(
     request: Awaitable[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """Await the recorded form of an answer, and trace the call, also if it fails."""
-    started, answer, failure = ctx.clock.wall(), dict[str, Any](), None
+    started, answer, failure, kind = ctx.clock.wall(), dict[str, Any](), None, None
     try:
         answer = await request
         return answer
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}"
+        kind = type(error).__name__
+        failure = f"{kind}: {error}"
         raise
     finally:
         ctx.trace(
@@ -173,8 +175,10 @@ async def traced(
                 **step_position(ctx.step_id),
                 "model": answer.get("model") or model or getattr(client, "default_model", None),
                 "provider": provider_of(client), "input": list(messages),
-                "output": answer.get("message"), "usage": answer.get("usage") or {},
+                "output": answer.get("message"), "finish_reason": normal_reason(answer.get("finish_reason")),
+                "usage": answer.get("usage") or {},
                 "cost_usd": usd_of(answer.get("cost_usd")), "started_at": started, "ended_at": ctx.clock.wall(),
-                "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
+                "error": failure, "error_type": kind,
+                "model_parameters": {n: v for n, v in options.items() if n != "model"},
             },
         )  # fmt: skip

@@ -250,6 +250,7 @@ class ToolCalls:
                     **step_position(ctx.step_id), "tool_name": call_record["name"], "tool_call_id": call_record["id"],
                     "input": _args(call), "output": answer.content, "started_at": started,
                     "ended_at": session.clock.wall(), "error": None if answer.ok else answer.content,
+                    "error_type": answer.error,
                 },
             )  # fmt: skip
         return _plain(answer)

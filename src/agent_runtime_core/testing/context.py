@@ -209,11 +209,13 @@ class MockRunContext:
 
     def charge(
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
-        turns: int = 1, tool_calls: int = 0,
+        turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Count the call in `usage`, and against the limits of `budget`, if there is one."""
         charged = charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls)
         self.usage = total([self.usage, charged])
+        if trace is not None:
+            self.trace("llm.call", {"model": model, **trace})
         if self.budget is not None:
             self.budget.recalled(charged)
             if (error := self.budget.exceeded()) is not None:

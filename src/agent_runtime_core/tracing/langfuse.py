@@ -16,7 +16,8 @@ from .._core.validation import redacted
 from ..config import get_config
 from ..errors import NotConfigured
 from ..interfaces import TraceSink
-from .spans import Span, SpanBuilder, SpanSender, reason_of
+from .conventions import encodable
+from .spans import Span, SpanBuilder, SpanSender, shown
 
 LONGEST = 200_000  # characters of an input or output that are sent
 BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's limit of 64 MiB
@@ -32,6 +33,7 @@ _SHOWN_OTHERWISE = frozenset(each.value for each in EventType) - {
     EventType.PROGRESS_UPDATE.value,
 }
 _FAILURES = frozenset({"failed", "timed_out", "dead"})
+_ODD = frozenset({"cancelled", "superseded"})  # outcomes of executions that neither succeeded nor failed
 _INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=_-]{64,})")
 
 
@@ -84,7 +86,7 @@ class LangfuseTraceSink(TraceSink):
         )  # fmt: skip
         self._client = client
         self._environment = environment or os.environ.get("LANGFUSE_TRACING_ENVIRONMENT")
-        self._content = get_config().langfuse_content if content is None else content
+        self.content = get_config().langfuse_content if content is None else content
         self._clock = clock
         self._builder = SpanBuilder()
         self._sender = SpanSender(_processor(f"{public}:{secret}", self._host), needed_by="LangfuseTraceSink")
@@ -114,6 +116,7 @@ class LangfuseTraceSink(TraceSink):
     # -- observations
 
     def _send(self, span: Span) -> None:
+        span = shown(span, content=self.content)
         trace_id = int(self._create_trace_id(seed=span.run_id), 16)
         type_, own = _OBSERVATIONS[span.kind]
         attributes = {
@@ -130,31 +133,28 @@ class LangfuseTraceSink(TraceSink):
             attributes["langfuse.observation.status_message"] = message
         parent = None if span.kind == "agent" or span.parent is None else span.parent._replace(trace_id=trace_id)
         self._sender.send(
-            _encodable(span.name), span.at._replace(trace_id=trace_id, sampled=True), parent, span.start, span.end,
+            encodable(span.name), span.at._replace(trace_id=trace_id, sampled=True), parent, span.start, span.end,
             attributes, error=message if level == "ERROR" else None,
         )  # fmt: skip
 
     def _level(self, span: Span) -> tuple[str, str]:
         """Return the level of an observation and the reason for it; both are empty for a success."""
-        about = span.about
-        if span.kind == "agent":
-            outcome = str(about.get("outcome") or "")
-            message = _text(reason_of(about.get("error")))
-            if outcome in _FAILURES:
-                return "ERROR", message or outcome
-            is_odd = message or outcome in ("cancelled", "crashed", "superseded")
-            return ("WARNING", message or outcome) if is_odd else ("", "")
-        if not span.error:
+        outcome = str(span.about.get("outcome") or "") if span.kind == "agent" else ""
+        if span.error is None and outcome not in _ODD:
             return "", ""
-        # The error of a tool may repeat arguments and results, so without `content` it is not sent.
-        message = span.error if self._content or span.kind != "tool" else "the call failed"
-        return "WARNING" if span.kind == "step" and "retry_delay" in about else "ERROR", _text(message)
+        message = outcome if span.error is None else span.error.text
+        is_warning = outcome not in _FAILURES if span.kind == "agent" else "retry_delay" in span.about
+        return "WARNING" if is_warning else "ERROR", _text(message)
 
     def _contents(self, span: Span) -> dict[str, str]:
-        if not self._content:
+        if not self.content:
             return {}
         about = span.about
-        values = {"input": about} if span.kind == "event" else {name: about.get(name) for name in ("input", "output")}
+        values: dict[str, Any] = {name: about.get(name) for name in ("input", "output")}
+        if span.kind == "event":
+            values = {"input": about}
+        elif span.kind == "chat":
+            values["model.parameters"] = about.get("model_parameters") or None
         return {
             f"langfuse.observation.{name}": _text(value if isinstance(value, str) else _json(value))
             for name, value in values.items()
@@ -204,14 +204,19 @@ def _agent(span: Span) -> dict[str, Any]:
 
 def _generation(span: Span) -> dict[str, Any]:
     call = span.about
-    model, cost = _encodable(str(call.get("model") or "")), call.get("cost_usd")
+    model, cost = encodable(str(call.get("model") or "")), call.get("cost_usd")
     return {
         "langfuse.observation.model.name": model or None,
-        "langfuse.observation.model.parameters": _json(call.get("model_parameters") or None),
+        "langfuse.observation.model.parameters": _json(_counts(call.get("model_parameters")) or None),
         "langfuse.observation.usage_details": _json(_usage(_mapping(call.get("usage"))) or None),
         "langfuse.observation.cost_details": None if cost is None else _json({"total": cost}),
         **_described({"step_id": call.get("step_id"), "provider": call.get("provider")}),
     }
+
+
+def _counts(parameters: Any) -> dict[str, Any]:
+    """Return the parameters that are numbers. Texts and schemas may quote contents."""
+    return {name: value for name, value in _mapping(parameters).items() if isinstance(value, int | float)}
 
 
 def _with(*names: str) -> Callable[[Span], dict[str, Any]]:
@@ -250,7 +255,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 def _described(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes for metadata of an observation; Langfuse expects their values as JSON."""
     items = [(name, value) for name, value in metadata.items() if value is not None][:METADATA]
-    return {f"langfuse.observation.metadata.{_encodable(str(name))}": _text(_json(value)) for name, value in items}
+    return {f"langfuse.observation.metadata.{encodable(str(name))}": _text(_json(value)) for name, value in items}
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -258,7 +263,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str | None:
-    return None if value is None else _encodable(str(value))[:SHORT]
+    return None if value is None else encodable(str(value))[:SHORT]
 
 
 def _json(value: Any) -> Any:
@@ -271,9 +276,4 @@ def _text(text: str) -> str:
         text = _INLINE.sub(lambda found: f"data:{found[1]} ({len(found[2])} characters left out)", text)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}… ({len(text) - LONGEST} more characters)"
-    return _encodable(text)
-
-
-def _encodable(text: str) -> str:
-    """Return the text without lone surrogates: one drops an attribute, or in a span's name the whole batch."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return encodable(text)

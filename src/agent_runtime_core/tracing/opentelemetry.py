@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -11,31 +9,10 @@ from .._core.ids import TraceParent, parsed
 from .._core.lazy_import import load
 from .._core.validation import Shown, must
 from ..interfaces import TraceSink
-from .spans import Span, SpanBuilder, SpanSender
+from .conventions import LONGEST, attributes_of, contents_of, encodable
+from .spans import Span, SpanBuilder, SpanSender, shown
 
 FLUSH_SECONDS: Final = 1.5  # less than the tracer waits for its sinks at exit
-LONGEST: Final = 64 * 1024  # characters of a content attribute
-
-#: Attribute names of the GenAI conventions (github.com/open-telemetry/semantic-conventions-genai, "Development", as of
-#: November 2026). The constants of the Python package are deprecated, so the names are strings here.
-SETTINGS: Final = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "seed": "gen_ai.request.seed",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
-USAGE: Final = {
-    "prompt_tokens": "gen_ai.usage.input_tokens",
-    "completion_tokens": "gen_ai.usage.output_tokens",
-    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-    "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
-    "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
-}
-OPERATION: Final = "gen_ai.operation.name"
-AGENT: Final = "invoke_agent"
-WORKFLOW: Final = "invoke_workflow"
 
 
 class OpenTelemetrySink(TraceSink):
@@ -73,7 +50,7 @@ class OpenTelemetrySink(TraceSink):
             processor = batch(_default_exporter() if exporter is None else exporter)
         self._sender = SpanSender(processor, resource=resource, needed_by="OpenTelemetrySink")
         self._builder = SpanBuilder()
-        self._content = content
+        self.content = content
 
     # -- called by the tracer
 
@@ -109,19 +86,19 @@ class OpenTelemetrySink(TraceSink):
     # -- spans
 
     def _send(self, span: Span) -> None:
-        make = _ATTRIBUTES.get(span.kind)
-        if make is None:
+        span = shown(span, content=self.content)
+        found = attributes_of(span)
+        if found is None:
             return
-        name, attributes = make(span)
-        if self._content:
-            attributes |= _contents(span)
+        name, attributes = found
+        if self.content:
+            attributes |= contents_of(span)
         error = None
-        if span.error:
-            kind = _error_type(span.error)
-            attributes["error.type"] = kind
-            error = span.error[:LONGEST] if self._content else kind
+        if span.failed and span.error is not None:
+            attributes["error.type"] = span.error.kind
+            error = encodable(span.error.text[:LONGEST])
         self._sender.send(
-            _encodable(name), span.at, span.parent, span.start, span.end, attributes, client=span.kind == "chat",
+            encodable(name), span.at, span.parent, span.start, span.end, attributes, client=span.kind == "chat",
             links=span.links, error=error,
         )  # fmt: skip
 
@@ -132,108 +109,3 @@ def _default_exporter() -> Any:
         needed_by="OpenTelemetrySink without exporter=",
     )
     return make()
-
-
-def _agent(span: Span) -> tuple[str, dict[str, Any]]:
-    about = span.about
-    operation = about.get("operation") or AGENT
-    attributes = {
-        OPERATION: operation,
-        "gen_ai.agent.name" if operation == AGENT else "gen_ai.workflow.name": span.name,
-        "gen_ai.conversation.id": _text(about.get("conversation_id")),
-        "agent_runtime.run_id": span.run_id,
-        "agent_runtime.tenant": _text(about.get("tenant")),
-        "agent_runtime.attempt": about.get("attempt"),
-        "agent_runtime.outcome": _text(about.get("outcome")),
-    }
-    return f"{operation} {span.name}", attributes | _usage(about.get("usage"))
-
-
-def _chat(span: Span) -> tuple[str, dict[str, Any]]:
-    about = span.about
-    settings = about.get("model_parameters") or {}
-    attributes = {
-        OPERATION: "chat",
-        "gen_ai.provider.name": _text(about.get("provider")),
-        "gen_ai.request.model": _text(settings.get("model") or about.get("model")),
-        "gen_ai.response.model": None if about.get("error") else _text(about.get("model")),
-        "agent_runtime.cost_usd": _number(about.get("cost_usd")),
-        "agent_runtime.step.id": _text(about.get("step_id")),
-    }
-    attributes |= {name: _number(settings.get(key)) for key, name in SETTINGS.items()}
-    return f"chat {span.name}", attributes | _usage(about.get("usage"))
-
-
-def _tool(span: Span) -> tuple[str, dict[str, Any]]:
-    about = span.about
-    attributes = {
-        OPERATION: "execute_tool",
-        "gen_ai.tool.name": span.name,
-        "gen_ai.tool.type": "function",
-        "gen_ai.tool.call.id": _text(about.get("tool_call_id")),
-        "agent_runtime.step.id": _text(about.get("step_id")),
-    }
-    return f"execute_tool {span.name}", attributes
-
-
-def _step(span: Span) -> tuple[str, dict[str, Any]]:
-    about = span.about
-    attributes: dict[str, Any] = {
-        "agent_runtime.step.name": span.name,
-        "agent_runtime.step.id": _text(about.get("step_id")),
-        "agent_runtime.step.attempt": about.get("attempt") or about.get("attempts"),
-    }
-    if span.name == "plan" and span.run.get("operation") == WORKFLOW:
-        attributes[OPERATION] = "plan"
-    return span.name, attributes
-
-
-#: The name and the attributes of a span, by its kind. Other events are no spans.
-_ATTRIBUTES: Final[Mapping[str, Callable[[Span], tuple[str, dict[str, Any]]]]] = {
-    "agent": _agent, "chat": _chat, "tool": _tool, "step": _step,
-}  # fmt: skip
-
-
-def _usage(usage: Any) -> dict[str, Any]:
-    given = usage if isinstance(usage, Mapping) else {}
-    counts = {name: _number(given.get(key)) for key, name in USAGE.items()}
-    cost = _number(given.get("cost_usd"))
-    return counts if cost is None else counts | {"agent_runtime.cost_usd": cost}
-
-
-def _contents(span: Span) -> dict[str, Any]:
-    about = span.about
-    names = {
-        "agent": ("gen_ai.input.messages", "gen_ai.output.messages"),
-        "chat": ("gen_ai.input.messages", "gen_ai.output.messages"),
-        "tool": ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
-    }.get(span.kind)
-    if names is None:
-        return {}
-    return {name: _json(about.get(key)) for name, key in zip(names, ("input", "output"), strict=True)}
-
-
-def _json(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
-    return _encodable(text[:LONGEST])
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else _encodable(str(value)[:LONGEST])
-
-
-def _encodable(text: str) -> str:
-    """Return the text without lone surrogates, with which a whole batch could not be sent."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _error_type(reason: str) -> str:
-    """Return the type of an error, without its message, which may quote contents."""
-    kind = reason.partition(":")[0]
-    return kind if kind.replace(".", "_").isidentifier() else "error"

@@ -146,6 +146,7 @@ class PrometheusSink(TraceSink):
     """
 
     service: str = "prometheus"
+    content: bool = False
 
     def __init__(self, registry: Any = None, *, tenant: bool = False) -> None:
         library = cast("Any", load("prometheus_client", needed_by="PrometheusSink"))

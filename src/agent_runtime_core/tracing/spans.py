@@ -105,7 +105,43 @@ _STEP_ENDS: Final = frozenset(
 )
 _ENVELOPE: Final = frozenset({"type", "run_id", "time"})
 FAILURES: Final = frozenset({"failed", "timed_out", "dead", "crashed"})
+UNKNOWN_TOOL: Final = "unknown_tool"  # `ToolAnswer.error` of a call of a tool that does not exist
+OTHER_ERROR: Final = "error"  # the type of an error that is reported without a type
 _FINAL: Final = frozenset({"succeeded", "cancelled", "failed", "timed_out", "dead"})
+
+
+class SpanError(NamedTuple):
+    """Why a span failed. `shown` decides what a sink sends of it.
+
+    Attributes:
+        kind: The name of the error's class, or a word of this library, such as "timed_out".
+        text: The type and the message, which may quote contents.
+    """
+
+    kind: str
+    text: str
+
+
+def error_of(error: Any, kind: Any = None) -> SpanError | None:
+    """Return the error of a trace.
+
+    Args:
+        error: A message, or an error with `type` and `message`.
+        kind: The type that belongs to a message. A type is never read from a message.
+    """
+    if isinstance(error, ErrorInfo):
+        error = asdict(error)
+    if isinstance(error, Mapping):
+        message, kind = str(error.get("message") or error.get("error") or ""), error.get("type") or kind
+    else:
+        message = str(error or "")
+    if not message and not kind:
+        return None
+    named = str(kind or "")
+    type_ = named if named.replace(".", "_").isidentifier() else OTHER_ERROR
+    if not message or message == named:
+        return SpanError(type_, named)
+    return SpanError(type_, message if not named or message.startswith(f"{named}:") else f"{named}: {message}")
 
 
 class Span(NamedTuple):
@@ -122,7 +158,8 @@ class Span(NamedTuple):
         end: Seconds since 1970.
         about: The payload of its event; of an execution, what `start_run` and `end_run` said.
         links: Related spans.
-        error: Why it failed, or "".
+        error: Why it failed. An execution that has not failed may have an error too, such as one that is retried.
+        failed: Whether it failed.
     """
 
     run_id: str
@@ -135,7 +172,22 @@ class Span(NamedTuple):
     end: float
     about: Mapping[str, Any]
     links: Sequence[TraceParent] = ()
-    error: str = ""
+    error: SpanError | None = None
+    failed: bool = False
+
+
+def shown(span: Span, *, content: bool) -> Span:
+    """Return a span as a sink may send it: without `content`, an error is its type.
+
+    The message of an error may quote arguments, results and prompts. This is also true for messages of this library,
+    because they contain messages of tools, models and frameworks. The name of a tool that does not exist is a text of
+    the model.
+    """
+    if content or span.error is None:
+        return span
+    kind = span.error.kind
+    invented = span.kind == "tool" and kind == UNKNOWN_TOOL
+    return span._replace(name="unknown" if invented else span.name, error=SpanError(kind, kind))
 
 
 @dataclass
@@ -170,14 +222,18 @@ class _Execution:
         return self.own._replace(span_id=span_id(f"{self.own.span_id:x}", str(self.others)))
 
     def span(self, at: TraceParent, parent: TraceParent | None, kind: Kind, name: Any, times: tuple[float, float],
-             about: Mapping[str, Any], error: str = "") -> Span:  # fmt: skip
-        return Span(self.trace.run_id, self.run, at, parent, kind, str(name or kind), *times, about, (), error)
+             about: Mapping[str, Any], error: SpanError | None = None) -> Span:  # fmt: skip
+        run, named = self.run, str(name or kind)
+        return Span(self.trace.run_id, run, at, parent, kind, named, *times, about, (), error, error is not None)
 
-    def ended(self, time: float, about: Mapping[str, Any], error: str = "") -> Span:
+    def ended(self, time: float, about: Mapping[str, Any]) -> Span:
         """Return the span of the execution itself."""
         name, known = str(self.run.get("agent_key") or "agent"), {**self.run, **about}
+        outcome = str(about.get("outcome") or "")
+        failed = outcome in FAILURES
+        error = error_of(about.get("error")) or (SpanError(outcome, outcome) if failed else None)
         span = self.span(self.own, self.trace.parent, "agent", name, (self.start, time), known, error)
-        return span._replace(links=self.links)
+        return span._replace(links=self.links, failed=failed)
 
 
 class SpanBuilder:
@@ -227,7 +283,7 @@ class SpanBuilder:
             if previous["crashed"] and not spans:  # reported by the execution that resumes the run
                 known = {**run, "attempt": (run.get("attempt") or 2) - 1}
                 crashed = _Execution(previous["trace"], known, previous["started_at"])
-                spans.append(crashed.ended(previous["ended_at"], {"outcome": "crashed"}, "crashed"))
+                spans.append(crashed.ended(previous["ended_at"], {"outcome": "crashed"}))
         self._open[run_id] = _Execution(run.get("trace") or RunTrace(run_id), run, time, links)
         return spans
 
@@ -254,16 +310,21 @@ class SpanBuilder:
                 parent = execution.enclosing(start.get("parent_id"))
                 at = execution.step(step_id, start.get("attempt"))
                 times = (start["time"], time)
-                spans.append(execution.span(at, parent, "step", start.get("step_name"), times, start, outcome))
-        error = (reason_of(about.get("error")) or outcome) if outcome in FAILURES else ""
-        return [*spans, execution.ended(time, about, error)]
+                spans.append(
+                    execution.span(
+                        at, parent, "step", start.get("step_name"), times, start, SpanError(outcome, outcome)
+                    )
+                )
+        return [*spans, execution.ended(time, about)]
 
 
 def _step_ended(execution: _Execution, kind: str, payload: Mapping[str, Any], time: float) -> Span:
     step_id = payload["step_id"]
     start = execution.steps.pop(step_id, None) or {"time": time - (payload.get("duration_ms") or 0) / 1000}
     attempt = start.get("attempt") or payload.get("attempt") or payload.get("attempts")
-    error = reason_of(payload.get("error")) or ("" if kind == EventType.STEP_COMPLETED else "failed")
+    error = error_of(payload.get("error"), payload.get("error_type"))
+    if error is None and kind != EventType.STEP_COMPLETED:
+        error = SpanError("failed", "failed")
     return execution.span(
         execution.step(step_id, attempt), execution.enclosing(start.get("parent_id")), "step",
         payload.get("step_name"), (start["time"], time), {**start, **payload, "attempt": attempt}, error,
@@ -278,14 +339,5 @@ def _call(execution: _Execution, payload: Mapping[str, Any], time: float, kind: 
     else:
         at, parent = execution.another(), execution.enclosing(step_id)
     times = (time if start is None else start, time if end is None else end)
-    return execution.span(at, parent, kind, name, times, payload, reason_of(payload.get("error")))
-
-
-def reason_of(error: Any) -> str:
-    """Return an error, in any form, as one line."""
-    if isinstance(error, ErrorInfo):
-        error = asdict(error)
-    if not isinstance(error, Mapping):
-        return str(error or "")
-    message, kind = str(error.get("message") or error.get("error") or ""), str(error.get("type") or "")
-    return f"{kind}: {message}" if kind and message else kind or message
+    error = payload.get("error") and error_of(payload["error"], payload.get("error_type"))
+    return execution.span(at, parent, kind, name, times, payload, error or None)

@@ -27,10 +27,10 @@ _LIBRARY: Final = frozenset({
 })  # fmt: skip
 #: Fields of traces of this library that are no contents.
 _KEPT: Final = frozenset({
-    "agent_key", "attempt", "attempts", "completed", "cost_usd", "duration_ms", "ended_at", "in_doubt", "latency_ms",
-    "max_attempts", "model", "offset", "parent_id", "progress_percent", "provider", "request_id", "retry_delay",
-    "sequence", "started_at", "step_id", "step_index", "step_name", "tenant", "time", "timestamp", "tool_call_id",
-    "tool_name", "topic", "total_steps", "trace_id", "usage",
+    "agent_key", "attempt", "attempts", "completed", "cost_usd", "duration_ms", "ended_at", "error_type",
+    "finish_reason", "in_doubt", "latency_ms", "max_attempts", "model", "offset", "parent_id", "progress_percent",
+    "provider", "request_id", "retry_delay", "sequence", "started_at", "step_id", "step_index", "step_name", "tenant",
+    "time", "timestamp", "tool_call_id", "tool_name", "topic", "total_steps", "trace_id", "usage",
 })  # fmt: skip
 #: Fields that sinks read as dicts.
 _DICTS: Final = frozenset({"metadata", "model_parameters"})
@@ -215,6 +215,11 @@ class Tracer:
     def redaction_failures(self) -> int:
         """How often the redact hook failed, so that a sink or a log record got no content."""
         return 0 if self._redaction is None else self._redaction.failures
+
+    @property
+    def contents(self) -> bool:
+        """Whether a sink uses contents."""
+        return any(getattr(sink, "content", True) for sink in self.sinks)
 
     @property
     def activates(self) -> bool:
@@ -454,3 +459,5 @@ def _copied(about: dict[str, Any]) -> dict[str, Any]:
 
 class NoopTraceSink(TraceSink):
     """Does nothing. A runner with no other sink traces nothing, at no cost."""
+
+    content: bool = False
