@@ -139,7 +139,7 @@ ROWS: dict[str, list[str]] = {
         "recorded_calls",
     ],
     "runner": [
-        "backends backpressure conversation_history run_watcher settings signals",
+        "backends backpressure conversation_history run_watcher schedules settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",

@@ -16,10 +16,10 @@ from agent_runtime_core import AgentRunner, AgentRuntime, InvalidArgument, RunRe
 from agent_runtime_core.errors import MissingDependency, UnknownRun, UnknownSetting
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
-from agent_runtime_core.queue.records import RunFilter
+from agent_runtime_core.queue.records import SCHEDULE, RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import schedule
-from agent_runtime_core.runner.schedules import SCHEDULE, Ticks
+from agent_runtime_core.runner.schedules import Ticks
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing import VirtualClock
 from tests.support.backends import POSTGRES, SERVERS

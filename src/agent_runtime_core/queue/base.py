@@ -757,7 +757,7 @@ class RunQueue(Backend):
     async def counts(self, tenant: str | None = None) -> RunCounts:
         """Return how many runs are stored, by status and agent, or how many of them a tenant has."""
         found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
-        return found
+        return found.of_runs()
 
     async def assign(self, run_id: str, tenant: str) -> str:
         """Give a stored run to a tenant; see `RunTransitions.assign` for what is returned."""

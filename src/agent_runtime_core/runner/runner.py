@@ -324,8 +324,7 @@ class AgentRunner(RunClient):
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
-        #: The schedules of the store, which start runs at their times.
-        self.schedules: Schedules = Schedules(self.queue, self.new_run)
+        self.schedules = Schedules(self.queue, self.new_run, self._require_writable)
         self._worker: Worker = Worker(
             self.queue,
             self.config,

@@ -30,9 +30,9 @@ from .._core.settings import check_known
 from .._core.validation import Shown, is_number, must
 from .._engines.base import Guard, Op
 from .._engines.outages import OUTAGE
-from ..errors import AgentRuntimeError, LeaseLost, UnknownRun, brief
+from ..errors import AgentRuntimeError, IdempotencyConflict, LeaseLost, UnknownRun, brief
 from ..queue.base import RunQueue
-from ..queue.records import LIVE, RowChanged, RunFilter, RunRow, RunUpdate
+from ..queue.records import LIVE, SCHEDULE, SCHEDULE_REASON, RowChanged, RunFilter, RunRow, RunUpdate
 from ..registry import key_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _Agent = TypeVar("_Agent", bound="AgentRuntime")
 
-SCHEDULE: Final = "agent-runtime.schedule"  # the agent of the rows of schedules
 NEVER: Final = 253_370_764_800.0  # due time of a schedule without a next tick: in the year 9999
 MOST_AT_ONCE: Final = 100  # runs that one commit stores, and so the most missed ticks that `catch_up="all"` fires
 MISSED_AFTER: Final = 60.0  # seconds after which a tick counts as missed, for `catch_up="none"`
@@ -51,6 +50,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "start": None, "end": None, "paused": False, "metadata": None, "priority": 0,
 }  # fmt: skip
 _CRON: Final = "a schedule with cron="
+_PAGE: Final = 500  # rows that are read together
 _CHANGE: Final = 3 * 3600  # seconds, more than a clock is ever changed by for summer time
 _RETRY_SECONDS: Final = 5.0  # after an error in a tick, such as a missing package
 
@@ -101,6 +101,23 @@ class Schedule:
     last_run_id: UUID | None = None
     skipped: int = 0
 
+    @classmethod
+    def of(cls, row: RunRow) -> Self:
+        """Return the schedule that a row of the queue contains."""
+        spec, state = _spec(row), _State.read(row.reason)
+        zone, ticks = ZoneInfo(spec["timezone"]), Ticks(spec)
+
+        def shown(time: float | None) -> _dt.datetime | None:
+            return None if time is None else _dt.datetime.fromtimestamp(time, zone)
+
+        run_id = None if state.fired is None else UUID(tick_id(spec["id"], state.fired, row.tenant)[0])
+        times = {"start": shown(spec["start"]), "end": shown(spec["end"])}
+        next_tick = None if spec["paused"] else ticks.after(state.decided)
+        return cls(
+            **{**spec, **times}, tenant=row.tenant or None, next_tick=shown(next_tick), last_tick=shown(state.fired),
+            last_run_id=run_id, skipped=state.skipped,
+        )  # fmt: skip
+
 
 def schedule(id: str | None = None, **options: Any) -> Callable[[type[_Agent]], type[_Agent]]:
     """Declare a schedule of an agent; a decorator of its class.
@@ -136,7 +153,7 @@ class _State(NamedTuple):
         return cls(float(decided), None if fired == "-" else float(fired), int(skipped))
 
     def text(self) -> str:
-        return f"schedule {self.decided!r} {'-' if self.fired is None else repr(self.fired)} {self.skipped}"
+        return f"{SCHEDULE_REASON} {self.decided!r} {'-' if self.fired is None else repr(self.fired)} {self.skipped}"
 
 
 class Ticks:
@@ -274,11 +291,13 @@ class Schedules:
     Args:
         queue: The queue.
         new_run: Returns the row of a new run, as `AgentRunner.new_run`.
+        check_writable: Raises an error if the runner is closed or read-only.
     """
 
-    def __init__(self, queue: RunQueue, new_run: Callable[..., RunRow]) -> None:
+    def __init__(self, queue: RunQueue, new_run: Callable[..., RunRow], check_writable: Callable[[], None]) -> None:
         self._queue = queue
         self._new_run = new_run
+        self._check_writable = check_writable
 
     async def put(
         self, id: str, agent: str | AgentRuntime, input: Mapping[str, Any] | None = None, *, cron: str | None = None,
@@ -335,19 +354,22 @@ class Schedules:
 
     async def get(self, id: str, *, tenant: str | None = None) -> Schedule | None:
         """Return a schedule, or None if there is none."""
-        row = await self._row(id, checked_tenant(tenant))
-        return None if row is None else _read(row)
+        row = await self.row(id, tenant=tenant)
+        return None if row is None else Schedule.of(row)
 
     async def list(self, *, tenant: str | None = None) -> list[Schedule]:
         """Return the schedules of a tenant, ordered by id; without `tenant`, all schedules."""
-        wanted = RunFilter(LIVE, SCHEDULE, limit=10_000, tenant=tenant)
-        return sorted(map(_read, await self._queue.find(wanted)), key=lambda each: (each.tenant or "", each.id))
+        wanted, found = RunFilter(LIVE, SCHEDULE, limit=_PAGE, tenant=tenant), list[Schedule]()
+        while rows := await self._queue.find(wanted):
+            found += map(Schedule.of, rows)
+            wanted = wanted._replace(after=rows[-1].arrival)
+        return sorted(found, key=lambda each: (each.tenant or "", each.id))
 
     async def next_ticks(
         self, id: str, count: int = 5, *, after: _dt.datetime | float | None = None, tenant: str | None = None
     ) -> Sequence[_dt.datetime]:
         """Return the next ticks of a schedule, without jitter, from now or after a time."""
-        row = await self._required(id, checked_tenant(tenant))
+        row = await self._required(id, tenant)
         spec, at = _spec(row), checked_time("after", after)
         ticks, times = Ticks(spec), list[_dt.datetime]()
         zone = ZoneInfo(spec["timezone"])
@@ -366,22 +388,28 @@ class Schedules:
 
     async def run_now(self, id: str, *, tenant: str | None = None) -> UUID:
         """Start a run of the schedule now, besides its ticks. Returns the id of the run."""
-        row = await self._required(id, checked_tenant(tenant))
+        row = await self._required(id, tenant)
         now = round(self._queue.clock.wall(), 3)
         run = self._run(_spec(row), row.tenant, now)
         return (await self._queue.insert(run)).decoded("run_id", known_uuid)
 
     async def delete(self, id: str, *, tenant: str | None = None) -> bool:
-        """Delete a schedule. Its runs stay. Returns whether there was one."""
-        while True:
-            row = await self._row(id, checked_tenant(tenant))
-            if row is None:
-                return False
-            try:
-                await self._queue.commits.commit(None, self._deletion(row))
+        """Delete a schedule. Its runs stay. Returns whether it was stored."""
+        self._check_writable()
+        while (row := await self.row(id, tenant=tenant)) is not None:
+            with contextlib.suppress(RowChanged):
+                await self.drop(row)
                 return True
-            except RowChanged:
-                continue
+        return False
+
+    async def row(self, id: str, *, tenant: str | None = None) -> RunRow | None:
+        """Return the row of the queue that contains a schedule, None if there is none."""
+        row = await self._queue.row(_row_id(id, checked_tenant(tenant))[0])
+        return None if row is None or row.agent != SCHEDULE or row.status not in LIVE else row
+
+    async def drop(self, row: RunRow) -> None:
+        """Delete the schedule in a row, or raise RowChanged."""
+        await self._queue.commits.commit(None, _deletion(row))
 
     def declared(self, agents: Iterable[AgentRuntime]) -> Sequence[tuple[str, AgentRuntime, Mapping[str, Any]]]:
         """Return what agents declare in `AgentRuntime.schedules`, or raise InvalidArgument."""
@@ -408,12 +436,8 @@ class Schedules:
 
     # -- rows
 
-    async def _row(self, id: str, tenant: str) -> RunRow | None:
-        row = await self._queue.row(stored_id(f"{SCHEDULED}{checked_name('schedule id', id)}", tenant))
-        return None if row is None or row.status not in LIVE else row
-
-    async def _required(self, id: str, tenant: str) -> RunRow:
-        row = await self._row(id, tenant)
+    async def _required(self, id: str, tenant: str | None) -> RunRow:
+        row = await self.row(id, tenant=tenant)
         if row is None:
             raise _unknown(id)
         return row
@@ -422,32 +446,27 @@ class Schedules:
         self, id: str, tenant: str, change: Callable[[dict[str, Any] | None], dict[str, Any]]
     ) -> Schedule:
         """Store what `change` returns for the stored schedule, in a new row, so that claims of the old row end."""
-        run_id, key = stored_id(f"{SCHEDULED}{id}", tenant), f"{SCHEDULED}{id}"
+        self._check_writable()
+        run_id, key = _row_id(id, tenant)
         while True:
             old = await self._queue.row(run_id)
-            is_live = old is not None and old.status in LIVE
-            spec = _spec(old) if old is not None and is_live else None
+            if old is not None and old.agent != SCHEDULE:
+                raise IdempotencyConflict(f"run {run_id} has the id of schedule {brief(id)}. Use another schedule id")
+            live = old if old is not None and old.status in LIVE else None
+            spec = None if live is None else _spec(live)
             now = self._queue.clock.wall()
-            if (new := change(spec)) == spec and old is not None:
-                return _read(old)
-            state = _State(now) if spec is None or old is None else _State.read(old.reason)._replace(decided=now)
-            row = self._queue.new_row(None, SCHEDULE, new, tenant=tenant or None).with_values(
+            new = change(spec)
+            state = _State(now) if live is None else _State.read(live.reason)._replace(decided=now)
+            row = self._queue.new_row(None, SCHEDULE, new, new["metadata"], tenant=tenant or None).with_values(
                 run_id=run_id, run_key=key, status="waiting", due_at=_due(new, state), reason=state.text()
             )
-            ops: Sequence[Op] = () if old is None else self._deletion(old)
-            try:
+            if live is not None and (new == spec or row.digest == live.digest):  # redaction may have changed the spec
+                return Schedule.of(live)
+            ops: Sequence[Op] = () if old is None else _deletion(old)
+            with contextlib.suppress(RowChanged):
                 found = (await self._queue.commits.commit(None, [*ops, Op("queue.insert", (row,))]))[-1]
-            except RowChanged:
-                continue
-            if found.digest == row.digest:
-                return _read(found)
-
-    @staticmethod
-    def _deletion(row: RunRow) -> Sequence[Op]:
-        ops = [Op("queue.delete", (row.run_id, row.generation, row.arrival))]
-        if row.status in LIVE:
-            ops.insert(0, Op("queue.end", (row.run_id, LIVE, "cancelled", row.updated_at, "schedule")))
-        return ops
+                if found.digest == row.digest:
+                    return Schedule.of(found)
 
     def _run(self, spec: Mapping[str, Any], tenant: str, tick: float) -> RunRow:
         """Return the row of the run of a tick."""
@@ -521,7 +540,20 @@ class Schedules:
     async def _cancelled(self, row: RunRow) -> None:
         """A caller has cancelled the row like a run: the schedule is deleted."""
         with contextlib.suppress(AgentRuntimeError, RowChanged):  # its lease ends
-            await self._queue.commits.commit(None, self._deletion(row))
+            await self.drop(row)
+
+
+def _deletion(row: RunRow) -> Sequence[Op]:
+    ops = [Op("queue.delete", (row.run_id, row.generation, row.arrival))]
+    if row.status in LIVE:
+        ops.insert(0, Op("queue.end", (row.run_id, LIVE, "cancelled", row.updated_at, SCHEDULE_REASON)))
+    return ops
+
+
+def _row_id(id: str, tenant: str) -> tuple[str, str]:
+    """Return the run id and the run key of the row of a schedule."""
+    key = f"{SCHEDULED}{checked_name('schedule id', id)}"
+    return stored_id(key, tenant), key
 
 
 def _spec(row: RunRow) -> dict[str, Any]:
@@ -542,20 +574,3 @@ def _due(spec: Mapping[str, Any], state: _State) -> float:
     ticks = Ticks(spec)
     tick = None if spec["paused"] else ticks.after(state.decided)
     return NEVER if tick is None else ticks.jittered(tick)
-
-
-def _read(row: RunRow) -> Schedule:
-    spec, state = _spec(row), _State.read(row.reason)
-    zone = ZoneInfo(spec["timezone"])
-    ticks = Ticks(spec)
-    next_tick = None if spec["paused"] else ticks.after(state.decided)
-
-    def shown(time: float | None) -> _dt.datetime | None:
-        return None if time is None else _dt.datetime.fromtimestamp(time, zone)
-
-    run_id = None if state.fired is None else UUID(tick_id(spec["id"], state.fired, row.tenant)[0])
-    times = {"start": shown(spec["start"]), "end": shown(spec["end"])}
-    return Schedule(
-        **{**spec, **times}, tenant=row.tenant or None, next_tick=shown(next_tick), last_tick=shown(state.fired),
-        last_run_id=run_id, skipped=state.skipped,
-    )  # fmt: skip

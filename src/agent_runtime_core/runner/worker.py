@@ -23,9 +23,9 @@ from .._execution.run_control import RunControl, Stop
 from ..errors import AgentRuntimeError, StorageClosed, StorageMoved
 from ..interfaces import AgentRuntime
 from ..queue.live_claims import cause_of
-from ..queue.records import ClaimRequest, RunRow
+from ..queue.records import SCHEDULE, ClaimRequest, RunRow
 from .claim import ISOLATION_TIMEOUT, CrashSuspects
-from .schedules import MOST_AT_ONCE, SCHEDULE
+from .schedules import MOST_AT_ONCE
 from .settings import SHUTDOWN_SECONDS
 from .signals import SHARED
 
