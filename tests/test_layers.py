@@ -187,13 +187,14 @@ ROWS: dict[str, list[str]] = {
         "plain problems",
         "attempts events journal overview page queries",
         "compare messages plan runs",
-        "export timeline visibility",
+        "export schedules timeline visibility",
         "read_routes",
     ],
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
-        "backup check conformance control doctor erase inspect migrate parser reencrypt runs submit tenants worker",
+        "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
+        "worker",
         "completion main serve",
     ],
 }

@@ -63,9 +63,10 @@ def opened(path: Path, clock: VirtualClock, *agents: AgentRuntime) -> AgentRunne
     for agent in agents:
         registry.register(agent)
     queue: Any = get_queue("sqlite", clock=clock, path=path)
-    parts: list[Any] = [get("sqlite", engine=queue.engine, clock=clock) for get in (get_event_bus, get_state_store)]
+    bus: Any = get_event_bus("sqlite", engine=queue.engine, clock=clock)
+    state: Any = get_state_store("sqlite", engine=queue.engine, clock=clock)
     stores = PersistenceManager(PersistenceConfig.on(queue.engine))
-    return AgentRunner(queue, *parts, RunnerConfig(park_after=0), registry=registry, persistence=stores)
+    return AgentRunner(queue, bus, state, RunnerConfig(park_after=0), registry=registry, persistence=stores)
 
 
 @pytest.fixture
