@@ -180,7 +180,7 @@ ROWS: dict[str, list[str]] = {
         "state",
         "connections open_streams reads security service submission",
         "runs serving socket streams",
-        "actions",
+        "actions schedules",
         "app",
     ],
     "_views": [

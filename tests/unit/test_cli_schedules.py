@@ -49,7 +49,7 @@ def test_a_schedule_is_stored_listed_and_shown(run: Commands) -> None:
     wanted = {"id": "daily", "agent": "report", "cron": "0 9 * * *", "timezone": "Europe/Berlin", "input": {"x": 1},
               "overlap": "queue", "catch_up": "last", "tenant": None, "paused": False, "skipped": 0}  # fmt: skip
     assert {name: stored[name] for name in wanted} == wanted
-    assert run.json("schedule", "list") == [stored]
+    assert run.json("schedule", "list") == [{**stored, "last_state": None, "error": None}]
     assert dt.datetime.fromisoformat(stored["next_tick"]).hour == 9
     assert "0 9 * * * Europe/Berlin" in run("schedule", "list")[1]
     shown = run.json("schedule", "show", "daily")

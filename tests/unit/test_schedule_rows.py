@@ -266,7 +266,7 @@ async def test_a_schedule_with_redacted_contents_is_equal_to_itself(
     report: Report, clock: VirtualClock, tmp_path: Path
 ) -> None:
     def hidden(kind: str, value: Any) -> Any:
-        return {**value, "input": {"text": "…"}} if "input" in value else value
+        return {**value, "input": {"text": "…"}} if kind == "input" and "input" in value else value
 
     try:
         configure(redact=hidden, redact_stored=True)

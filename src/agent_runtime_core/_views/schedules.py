@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import datetime as _dt
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
 from .._core.ids import SCHEDULED
+from ..errors import StorageError
 from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
 from ..runner.schedules import Schedule
 from .plain import plain_of
+from .problems import safe_text
 
 _TICKS: Final = 5  # next ticks of a schedule
-MOST_RUNS: Final = 20  # of its last runs
+_MOST_RUNS: Final = 20  # of its last runs
+_NONE: Final = dict.fromkeys([*(each.name for each in fields(Schedule)), "last_state", "error"])
 
 
 def schedule_view(schedule: Schedule) -> dict[str, Any]:
     """Return the fields of a schedule. Times have the offset of its time zone."""
     found = {each.name: getattr(schedule, each.name) for each in fields(schedule)}
-    return {name: _shown(value) for name, value in found.items()} | {
+    return {name: value.isoformat() if isinstance(value, _dt.datetime) else value for name, value in found.items()} | {
         "metadata": plain_of(schedule.metadata), "input": plain_of(schedule.input),
         "last_run_id": schedule.last_run_id and str(schedule.last_run_id),
     }  # fmt: skip
 
 
-def _shown(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, _dt.datetime) else value
+async def schedule_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Return the items of a list of schedules, with the state of the last run of each, with one read.
+
+    A schedule that this process cannot decrypt has its `id`, and the reason as its `error`.
+    """
+    items = [_item(row) for row in rows]
+    states = await runner.queue.snapshots([each["last_run_id"] for each in items if each["last_run_id"]])
+    for each in items:
+        found = states.get(each["last_run_id"])
+        each["last_state"] = None if found is None else found.status
+    return items
+
+
+def _item(row: RunRow) -> dict[str, Any]:
+    try:
+        return {**_NONE, **schedule_view(Schedule.of(row))}
+    except StorageError as error:
+        name = (row.run_key or "").removeprefix(SCHEDULED)
+        return {**_NONE, "id": name, "tenant": row.tenant or None, "error": safe_text(str(error))}
 
 
 async def schedule_detail(runner: RunClient, row: RunRow) -> dict[str, Any]:
@@ -38,6 +59,5 @@ async def schedule_detail(runner: RunClient, row: RunRow) -> dict[str, Any]:
 
 async def last_runs(runner: RunClient, row: RunRow) -> list[RunRow]:
     """Return the rows of the last runs of a schedule without their inputs, the newest first."""
-    name = (row.run_key or "").removeprefix(SCHEDULED)
-    wanted = RunFilter(prefix=f"{SCHEDULED}{name}:", tenant=row.tenant, newest_first=True, limit=MOST_RUNS)
+    wanted = RunFilter(prefix=f"{row.run_key}:", tenant=row.tenant, newest_first=True, limit=_MOST_RUNS)
     return await runner.queue.find(wanted._replace(without_input=True))

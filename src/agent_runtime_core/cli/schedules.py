@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .._views.schedules import last_runs, schedule_detail, schedule_view
+from .._views.schedules import last_runs, schedule_detail, schedule_items, schedule_view
 from ..errors import UnknownRun
 from ..queue.records import RunRow
 from ..registry import Registry
@@ -15,21 +15,25 @@ from ..runner.schedules import Schedule
 from .output import field, print_json, print_line, report, table, with_human_times
 from .store import existing_store, open_store
 
-_COLUMNS = ("id", "tenant", "agent", "ticks", "paused", "next_tick", "last_tick", "skipped")
+_COLUMNS = ("id", "tenant", "agent", "ticks", "paused", "next_tick", "last_tick", "last_state", "skipped", "error")
 _RUNS = ("run_id", "run_key", "status")
 
 
 async def list_schedules(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
-        found = [schedule_view(each) for each in await runner.schedules.list(tenant=args.tenant)]
+        found = await schedule_items(runner, await runner.schedules.rows(tenant=args.tenant))
     if args.json:
         print_json(found)
     else:
-        table([with_human_times(_with_ticks(each), local=False) for each in found], _COLUMNS, optional=("tenant",))
+        table(
+            [with_human_times(_with_ticks(each), local=False) for each in found], _COLUMNS, optional=("tenant", "error")
+        )
     return 0
 
 
 def _with_ticks(found: dict[str, Any]) -> dict[str, Any]:
+    if found["error"]:
+        return found
     ticks = f"every {found['every']:g} s" if found["cron"] is None else f"{found['cron']} {found['timezone']}"
     return {**found, "ticks": ticks, "paused": "yes" if found["paused"] else "no"}
 

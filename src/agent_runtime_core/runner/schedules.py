@@ -32,7 +32,7 @@ from .._engines.base import Guard, Op
 from .._engines.outages import OUTAGE
 from ..errors import AgentRuntimeError, IdempotencyConflict, LeaseLost, UnknownRun, brief
 from ..queue.base import RunQueue
-from ..queue.records import LIVE, SCHEDULE, SCHEDULE_REASON, RowChanged, RunFilter, RunRow, RunUpdate
+from ..queue.records import LIVE, SCHEDULE, SCHEDULE_REASON, RowChanged, RunFilter, RunRow, RunUpdate, unreadable
 from ..registry import key_of
 
 if TYPE_CHECKING:
@@ -359,11 +359,7 @@ class Schedules:
 
     async def list(self, *, tenant: str | None = None) -> list[Schedule]:
         """Return the schedules of a tenant, ordered by id; without `tenant`, all schedules."""
-        wanted, found = RunFilter(LIVE, SCHEDULE, limit=_PAGE, tenant=tenant), list[Schedule]()
-        while rows := await self._queue.find(wanted):
-            found += map(Schedule.of, rows)
-            wanted = wanted._replace(after=rows[-1].arrival)
-        return sorted(found, key=lambda each: (each.tenant or "", each.id))
+        return [Schedule.of(row) for row in await self.rows(tenant=tenant)]
 
     async def next_ticks(
         self, id: str, count: int = 5, *, after: _dt.datetime | float | None = None, tenant: str | None = None
@@ -406,6 +402,14 @@ class Schedules:
         """Return the row of the queue that contains a schedule, None if there is none."""
         row = await self._queue.row(_row_id(id, checked_tenant(tenant))[0])
         return None if row is None or row.agent != SCHEDULE or row.status not in LIVE else row
+
+    async def rows(self, *, tenant: str | None = None) -> Sequence[RunRow]:
+        """Return the rows of the queue that contain the schedules, in the order of `list`."""
+        wanted, found = RunFilter(LIVE, SCHEDULE, limit=_PAGE, tenant=tenant), dict[tuple[str, str], RunRow]()
+        while rows := await self._queue.find(wanted):
+            found |= {(row.tenant, row.run_key or ""): row for row in rows}
+            wanted = wanted._replace(after=rows[-1].arrival)
+        return [found[name] for name in sorted(found)]
 
     async def drop(self, row: RunRow) -> None:
         """Delete the schedule in a row, or raise RowChanged."""
@@ -557,6 +561,8 @@ def _row_id(id: str, tenant: str) -> tuple[str, str]:
 
 
 def _spec(row: RunRow) -> dict[str, Any]:
+    if (error := unreadable(row)) is not None:
+        raise error
     return cast("dict[str, Any]", row.decoded("input", decode))
 
 
