@@ -125,8 +125,10 @@ if TYPE_CHECKING:
     from .runner import ApprovalRequest as ApprovalRequest
     from .runner import RunInfo as RunInfo
     from .runner import RunnerConfig as RunnerConfig
+    from .runner import Schedule as Schedule
     from .runner import open_run as open_run
     from .runner import open_run_sync as open_run_sync
+    from .runner import schedule as schedule
     from .status import RunStatus as RunStatus
     from .status import StepStatus as StepStatus
     from .steps import AlreadyDone as AlreadyDone
@@ -169,7 +171,7 @@ else:
         "Scope Task TaskList TaskState TaskStore ToolCall ToolResult configure_persistence conversation_uuid "
         "get_persistence_manager",
         ".registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
-        ".runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig open_run open_run_sync",
+        ".runner": "AgentRunner ApprovalRequest RunInfo RunnerConfig Schedule open_run open_run_sync schedule",
         ".status": "RunStatus StepStatus",
         ".steps": "AlreadyDone Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
         ".testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "

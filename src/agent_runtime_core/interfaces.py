@@ -268,6 +268,10 @@ class RunContext(Protocol):
         """The metadata that the caller stored with the run."""
 
     @property
+    def scheduled_at(self) -> datetime | None:
+        """The time that a run of a schedule stands for, in UTC; None for other runs."""
+
+    @property
     def tool_registry(self) -> ToolRegistry:
         """The tools of the run; the same as `tools`."""
 
@@ -670,6 +674,9 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     accepts_code_versions: Collection[str] = ()
     run_timeout_seconds: float | None = None
     stall_timeout_seconds: float | None = None
+
+    #: Schedules that a worker with this agent stores: options of `runner.schedules.put`. See `schedule`.
+    schedules: Sequence[Mapping[str, Any]] = ()
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around all runs of this agent in a process; does nothing by default.

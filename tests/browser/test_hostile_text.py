@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 TABS = ("timeline", "events", "messages", "plan", "journal")
-LISTS = ("runs", "approvals", "queue", "dead?state=failed", "usage", "agents", "about")
+LISTS = ("runs", "approvals", "queue", "schedules", "dead?state=failed", "usage", "agents", "about")
 #: High enough that windowed lists have all of their rows in the document: of all runs, and of a run with one text.
 #: Chromium paints all of it, which takes the most time of these tests.
 TALL, LOW = 15_000, 3_000

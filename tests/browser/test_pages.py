@@ -14,11 +14,8 @@ RUNS = (
     "refund-1004", "chat-3", "report-november", "digest", "parse-prices", "payment-in-doubt", "payment-resumed",
     "trainer-1", "too-long", "cancelled-1", "edit-catalogue", "ticker-200", "import-nightly", "warehouse-2",
 )  # fmt: skip
-PATHS = [
-    *[(name,) for name in ("runs", "approvals", "queue", "dead", "usage", "agents", "about", "no-such-page")],
-    ("runs", "no-such-run"),
-    ("compare", "report-november", "report-november-fork"),
-]
+LISTS = ("runs", "approvals", "queue", "schedules", "dead", "usage", "agents", "about", "no-such-page")
+PATHS = [*[(name,) for name in LISTS], ("runs", "no-such-run"), ("compare", "report-november", "report-november-fork")]
 
 
 @pytest.fixture

@@ -85,6 +85,15 @@ def calls_of(models: Any, ids: dict[str, str], step_id: str) -> dict[str, list[C
         "read_usage": [(200, {"by": models.ReadUsageBy.DAY, "since": 0.0})],
         "list_approvals": [(200, {"agent": "asking", **LISTED})],
         "list_runs": [(200, {"state": [states.SUCCEEDED, states.FAILED], **LISTED})],
+        "put_schedule": [
+            (200, {"id": "a/b", "body": models.IntervalSchedule(agent="echo", every=3600.0, paused=False)})
+        ],
+        "list_schedules": [(200, LISTED)],
+        "read_schedule": [(200, {"id": "a/b"})],
+        "pause_schedule": [(200, {"id": "a/b"})],
+        "resume_schedule": [(200, {"id": "a/b"})],
+        "run_schedule": [(201, {"id": "a/b"})],
+        "delete_schedule": [(204, {"id": "a/b"})],
         "submit_run": [
             (201, {"body": models.AgentRun(agent="echo", run_id="new", delay=3600.0), "idempotency_key": "k"}),
             (200, {"body": models.AgentRun(agent="echo", run_id="new", delay=3600.0), "idempotency_key": "k"}),

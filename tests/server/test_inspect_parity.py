@@ -26,7 +26,7 @@ DIFFERENT = {
 
 UNLIMITED = ServerSettings(request_burst=100_000)
 LISTS = (
-    "about", "queue", "workers", "agents",
+    "about", "queue", "workers", "agents", "schedules", "schedules?limit=1", "schedules?tenant=acme", "schedules/daily",
     "health", "health/live", "health/ready", "usage", "usage?by=model", "usage?by=day",
     "usage?since=2020-01-01T00:00:00Z&until=2030-01-01T00:00:00Z", "approvals", "approvals?limit=1",
     "approvals?agent=support", "runs", "runs?limit=3", "runs?state=failed&state=retrying&state=in_doubt",
@@ -49,7 +49,8 @@ WRONG = (
     "runs/order-77/result?wait=61", "runs/order-77/result?wait=-1", "runs/order-77/result?wait=x",
     "runs/order-77/result?wait=nan", "runs/order-77/events?after=x", "runs/order-77/events?after=-1",
     "runs/order-77/events?" + "types=x&" * 21, "usage?by=hour", "usage?since=2&until=1", "approvals?limit=0",
-    "approvals?cursor=x", "runs/none", "runs/none/compare/order-77", "runs/order-77/compare/none", "runs/%00", "none",
+    "approvals?cursor=x", "schedules?cursor=x", "schedules?limit=0", "schedules/none", "schedules/a%3Ab",
+    "runs/none", "runs/none/compare/order-77", "runs/order-77/compare/none", "runs/%00", "none",
     "runs/" + "x" * 600, "runs/a%2Fb",
 )  # fmt: skip
 
@@ -68,6 +69,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         now = time.time()
         await story(path, now - STORY)
         await many_runs(path, 60, now)
+        async with AgentRunner.open(path, registry=Registry()) as runner:
+            await runner.schedules.put("daily", "echo", {"x": 1}, every=1e6)
+            await runner.schedules.run_now("daily")
 
     asyncio.run(write())
     return path

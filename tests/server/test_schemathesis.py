@@ -43,7 +43,8 @@ CHECKS: Final = [
 #: What no JSON Schema can say: names that are stored or registered, a setting, and 8.0, which is an integer there.
 NOT_IN_SCHEMAS: Final = re.compile(
     "unknown (agent|personality|completed step)|must be an integer|must not be after|cursor must be `next`"
-    "|request_id of approval|printable characters|priority must be at most"
+    "|request_id of approval|printable characters|priority must be at most|cron must be|cron must contain"
+    "|timezone must be|end must not be before|schedule id must"
 )
 TOKEN: Final = "schemathesis"  # it is in the message of a failure
 AUTH: Final = {"Authorization": f"Bearer {TOKEN}"}

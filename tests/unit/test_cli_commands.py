@@ -872,7 +872,7 @@ def test_a_shell_completes_commands_options_and_values(shell: str, tmp_path: Pat
     script = tmp_path / f"completion.{shell}"
     script.write_text(done.stdout)
     for words, offered in (
-        (["s"], ["send", "serve", "show", "signal", "submit"]),
+        (["s"], ["schedule", "send", "serve", "show", "signal", "submit"]),
         (["dead", ""], ["discard", "list", "requeue"]),
         (["dead", "req"], ["requeue"]),
         (["dead", "requeue", "--al"], ["--all"]),

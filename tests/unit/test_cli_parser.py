@@ -41,7 +41,8 @@ def test_the_parser_has_the_commands() -> None:
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
         "carry-over", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored", "copy", "erase",
         "reencrypt", "workers", "migrate",
-        "tenant set",
+        "tenant set", "schedule list", "schedule show", "schedule put", "schedule pause", "schedule resume",
+        "schedule run", "schedule delete", "schedule next",
     }  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 27 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 28 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

@@ -99,6 +99,12 @@ def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
     return checked_seconds(name, value)
 
 
+def scheduled_at(metadata: Mapping[str, Any]) -> _dt.datetime | None:
+    """Return the time that the run of a schedule stands for, from its metadata."""
+    found = metadata.get("scheduled_at")
+    return _dt.datetime.fromisoformat(found) if isinstance(found, str) else None
+
+
 def deadline_at(deadline: _dt.datetime | float | None) -> float | None:
     when = checked_time("deadline", deadline)
     if when is not None and when < _THIS_CENTURY:

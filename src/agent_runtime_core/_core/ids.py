@@ -88,6 +88,10 @@ def step_id(run_id: str, name: str, key: str) -> str:
     return ulid_text(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()))
 
 
+#: What the run keys of schedules and of their runs begin with. Callers may not name a run so.
+SCHEDULED = "schedule:"
+
+
 def run_uuid(value: str | UUID | None, clock: Clock, tenant: str = "") -> tuple[UUID, str | None]:
     """Return the run id and the run key of a caller's run id.
 

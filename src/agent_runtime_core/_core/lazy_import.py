@@ -16,6 +16,7 @@ from .validation import Shown, must, redacted, type_name, unknown, without_crede
 
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
+    "cronsim": "schedules",
     "agents": "openai-agents",
     "anthropic": "anthropic",
     "apache_iggy": "iggy",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
-from .._core.arguments import run_input
+from .._core.arguments import run_input, scheduled_at
 from .._core.clock import Clock, aware
 from .._core.codec.json import decode, decode_dict, digest, encode_as
 from .._core.event_types import RUNNER_TYPES, EventType
@@ -200,6 +200,10 @@ class Context:
     def blocking_form(self) -> Any:
         """This context for a plain function in a thread: a `SyncRunContext`."""
         return blocking_form(self)
+
+    @property
+    def scheduled_at(self) -> _dt.datetime | None:
+        return scheduled_at(self.metadata)
 
     @property
     def tool_registry(self) -> ToolRegistry:

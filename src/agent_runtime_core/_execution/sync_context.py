@@ -362,6 +362,7 @@ class SyncRunContext:
     input_messages: list[Any] = _attribute("input_messages")
     params: dict[str, Any] = _attribute("params")
     metadata: dict[str, Any] = _attribute("metadata")
+    scheduled_at: _dt.datetime | None = _attribute("scheduled_at")
     tool_registry: ToolRegistry = _attribute("tool_registry")
     tools: ToolRegistry = _attribute("tools")
     attempt: int = _attribute("attempt")

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .._core.lazy_import import load
 from .._journal.record import Record
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import LIVE, SCHEDULE, RunFilter, RunRow
 from ..runner.approvals import open_requests
 from ..runner.run_client import RunClient
 from . import queries
@@ -22,8 +22,19 @@ from .journal import journal_view
 from .messages import messages_view
 from .overview import about_view, agents_view, queue_view, workers_view
 from .runs import BY, list_items, question_view, result_view, usage_view
+from .schedules import last_runs, schedule_detail, schedule_items
 from .timeline import MAX_ROWS, step_detail, timeline_view
-from .visibility import Viewer, hide_children, hide_parents, refuse_limited, visible_page, visible_row, visible_view
+from .visibility import (
+    Viewer,
+    hide_children,
+    hide_parents,
+    is_visible,
+    refuse_limited,
+    visible_page,
+    visible_row,
+    visible_schedule,
+    visible_view,
+)
 
 MAX_WAIT: Final = 60  # seconds
 RETRY_SECONDS: Final = 1
@@ -236,6 +247,32 @@ async def list_agents(asked: Asked) -> Answer:
     return _page(items)
 
 
+async def list_schedules(asked: Asked) -> Answer:
+    """List the schedules with their next and last ticks, in the order in which they were stored or changed."""
+    runner, caller, query = asked.runner, asked.caller, asked.query
+    bound = {"tenant": caller.tenant, "list": "schedules"}
+    start = 0 if query["cursor"] is None else queries.position_in(query["cursor"], bound, int)[0]
+    read = partial(_schedules, asked)
+    rows, following = await visible_page(runner.queue, caller, "read", query["limit"], _MOST_RUNS, start, read,
+                                         query["limit"])  # fmt: skip
+    items = await schedule_items(runner, rows)
+    return _page(items, None if following is None else queries.cursor_of([following], bound))
+
+
+async def _schedules(asked: Asked, after: int | None) -> list[tuple[RunRow, RunRow, int]]:
+    limit, tenant = asked.query["limit"] + 1, asked.caller.tenant
+    rows = await asked.runner.queue.find(RunFilter(LIVE, SCHEDULE, after=after or 0, limit=limit, tenant=tenant))
+    return [(row, row, row.arrival) for row in rows]
+
+
+async def read_schedule(asked: Asked) -> Answer:
+    """Return a schedule with its next ticks and its last runs. It belongs to the tenant of the request, or to none."""
+    runner, caller = asked.runner, asked.caller
+    row = await visible_schedule(runner, caller, asked.ids[0], "read")
+    runs = [each for each in await last_runs(runner, row) if await is_visible(runner.queue, caller, each, "read")]
+    return Answer({**await schedule_detail(runner, row), "runs": await list_items(runner, runs)})
+
+
 async def read_usage(asked: Asked) -> Answer:
     """Add up tokens and cost by agent, model or day."""
     refuse_limited(asked.caller, by_tenant=True)
@@ -290,6 +327,8 @@ OF_STORES: Final = (
     Route("queue", read_queue, "Read the state of the queue", "Queue"),
     Route("workers", list_workers, "List the processes that claim runs"),
     Route("agents", list_agents, "List the agents of this server"),
+    Route("schedules", list_schedules, "List schedules", parameters=_LIST),
+    Route("schedules/{id}", read_schedule, "Read a schedule", "Schedule"),
     Route("usage", read_usage, "Add up usage", "Usage",
           {"by": queries.choice(*BY, default="agent"), "since": _SINCE, "until": queries.TIME}),
 )  # fmt: skip

@@ -19,7 +19,18 @@ from ..errors import MOST_NAMED, InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import COSTS, RunLimits, sum_usd
 from ..queue.base import RunQueue
-from ..queue.records import ACTED, IN_DOUBT, LIMITS, LIVE, QUESTION, RunFilter, RunRow, answered_request, open_questions
+from ..queue.records import (
+    ACTED,
+    IN_DOUBT,
+    LIMITS,
+    LIVE,
+    QUESTION,
+    SCHEDULE,
+    RunFilter,
+    RunRow,
+    answered_request,
+    open_questions,
+)
 from ..registry import Registry
 from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.run_client import RunClient
@@ -97,6 +108,8 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
 
 def waiting_words(row: RunRow) -> list[str]:
     """Return the names of the open questions of a run, or else the reason for which it waits."""
+    if row.agent == SCHEDULE:
+        return ["its next tick"]
     names = [each.name for each in open_questions(row)]
     return names or ([row.reason] if row.status == "waiting" and row.reason else [])
 

@@ -68,6 +68,18 @@ async def visible_row(queue: RunQueue, caller: Viewer, run_id: str, verb: str) -
     return row
 
 
+async def visible_schedule(runner: RunClient, caller: Viewer, id: str, verb: str) -> RunRow:
+    """Return the row of the schedule with that id in the caller's tenant. It is visible like a run with its metadata.
+
+    Raises:
+        UnknownRun: No schedule has this id, or the caller may not see it.
+    """
+    row = await runner.schedules.row(id, tenant=caller.tenant)
+    if row is None or not await is_visible(runner.queue, caller, row, verb):
+        raise UnknownRun("no schedule has this id")
+    return row
+
+
 def no_such_run() -> UnknownRun:
     """Return the error for a run that does not exist for the caller."""
     return UnknownRun("no run has this id")

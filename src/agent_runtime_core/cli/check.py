@@ -16,7 +16,7 @@ from ..runner.resume_check import FAILS, MISMATCH, RESUMES, UNKNOWN, check_resum
 from ..runner.runner import AgentRunner
 from ..status import TERMINAL
 from .app_loader import agents_of
-from .output import only_logged, print_columns, print_json, print_line, prints_on_stderr
+from .output import only_logged, print_columns, print_json, print_line, prints_on_stderr, warn
 from .store import existing_store, refuse_url, require_run, rows_of
 
 _AT_ONCE = 16  # runs that are replayed concurrently, as a worker would
@@ -32,14 +32,19 @@ async def check(args: Namespace) -> int:
             refuse_url(args)
             async with found:
                 checks = await _check_all(args, found, found.registry)
+                unknown = await _unknown_agents(args, found, found.registry)
         else:
             async with existing_store(args) as runner:
                 checks = await _check_all(args, runner, found)
+                unknown = await _unknown_agents(args, runner, found)
     counts = Counter(each["outcome"] for each in checks)
     if args.json:
-        print_json({"runs": checks, **{name: counts[name] for name in (RESUMES, MISMATCH, FAILS, UNKNOWN)}})
+        totals = {name: counts[name] for name in (RESUMES, MISMATCH, FAILS, UNKNOWN)}
+        print_json({"runs": checks, "schedules": unknown, **totals})
     else:
         _print(checks, counts)
+    for each in unknown:
+        warn(f"schedule {each['id']!r} starts runs of agent {each['agent']!r}, which no worker knows")
     return 1 if counts[MISMATCH] or counts[FAILS] else 0
 
 
@@ -65,6 +70,17 @@ async def _check_all(args: Namespace, runner: AgentRunner, registry: Registry) -
     finally:
         for each in checks:
             each.cancel()
+
+
+async def _unknown_agents(args: Namespace, runner: AgentRunner, registry: Registry) -> list[dict[str, Any]]:
+    """Return the schedules whose agents are neither checked nor known to a living worker."""
+    known = {*registry.keys(), *(key for each in await runner.processes() if each.living for key in each.agents)}
+    found = [] if args.run is not None else await runner.schedules.list(tenant=args.tenant)
+    return [
+        {"id": each.id, "tenant": each.tenant, "agent": each.agent}
+        for each in found
+        if not each.paused and each.agent not in known
+    ]
 
 
 async def _rows(args: Namespace, runner: AgentRunner, registry: Registry) -> AsyncIterator[RunRow]:

@@ -21,7 +21,17 @@ from .._core.validation import redacted
 from .._views.plain import without_secrets
 
 #: Fields that are times.
-_TIMES: Final = ("created_at", "scheduled_at", "started_at", "ended_at", "deadline", "timestamp", "last_seen_at")
+_TIMES: Final = (
+    "created_at",
+    "scheduled_at",
+    "started_at",
+    "ended_at",
+    "deadline",
+    "timestamp",
+    "last_seen_at",
+    "next_tick",
+    "last_tick",
+)
 
 
 def shown(text: object) -> str:

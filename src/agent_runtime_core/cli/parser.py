@@ -47,6 +47,8 @@ CONTRACTS: Final = (
     "tasks", "runs",
 )  # fmt: skip
 SHELLS: Final = ("bash", "zsh", "fish")
+CATCH_UP: Final = ("last", "all", "none")  # of a schedule; the module of schedules is not imported for a parser
+OVERLAP: Final = ("skip", "queue", "cancel_previous")
 
 _EPILOG = """\
 examples:
@@ -126,6 +128,7 @@ def parser() -> Parser:
     _add_export(commands, one)
     _add_control(commands, one)
     _add_dead(commands, store)
+    _add_schedule(commands, store)
     _add_tenant(commands, store)
     _add_maintenance(commands, store, plain)
     _add_backup(commands, plain, store, one)
@@ -446,6 +449,53 @@ def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
         each = _command(verbs, verb, f".runs:{verb}", what, example, parents)
         each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
         each.add_argument("--all", action="store_true", help="all runs with that status")
+
+
+def _add_schedule(commands: Any, store: argparse.ArgumentParser) -> None:
+    example = "schedule put report-daily report --cron '0 9 * * mon-fri' --timezone Europe/Berlin --url agents.db"
+    verbs = _group(commands, "schedule", "list, store, pause, run or delete schedules, which start runs", example)
+    every = _with_tenant([store], "only schedules of this tenant")
+    _command(verbs, "list", ".schedules:list_schedules", "list the schedules", "schedule list --url agents.db", [every])
+    one = _with_tenant([store], "the tenant that the schedule belongs to")
+    one.add_argument("id", metavar="ID", help="name of the schedule")
+    putting = _command(
+        verbs, "put", ".schedules:put", "store a schedule, or replace the schedule with that name",
+        f"{example}\nschedule put poll poller --every 30s --overlap queue --url agents.db", [one],
+        "Store a schedule, or replace the schedule with that name. Workers start a run at each tick. After a change, "
+        "the first\ntick is the first one after now.",
+    )  # fmt: skip
+    add = putting.add_argument
+    add("agent", metavar="AGENT", help="key of the agent")
+    when = putting.add_mutually_exclusive_group(required=True)
+    when.add_argument("--cron", metavar="TEXT", help="cron expression of five fields")
+    when.add_argument("--every", type=positive_duration, metavar="DURATION", help="time between two ticks")
+    add("--timezone", default="UTC", metavar="NAME", help="time zone of --cron, such as Europe/Berlin (default: UTC)")
+    add("--input", type=json_object, default={}, metavar="JSON", help="input of the runs (default: {})")
+    add("--metadata", type=json_object, default={}, metavar="JSON", help="metadata of the runs (default: {})")
+    add("--priority", type=priority, default=0, metavar="N", help="priority of the runs (default: 0)")
+    for name, values, what in (
+        ("--catch-up", CATCH_UP, "which ticks are fired that passed while no worker ran"),
+        ("--overlap", OVERLAP, "what happens to a tick while the run of the tick before is live"),
+    ):
+        add(name, choices=values, default=values[0], metavar="HOW",
+            help=f"{what}: {', '.join(values)} (default: {values[0]})")  # fmt: skip
+    add("--jitter", type=duration, default=0.0, metavar="DURATION",
+        help="delay each tick by a part of this time (default: 0)")  # fmt: skip
+    add("--start", type=point_in_time, metavar="TIME", help="no tick is before this time")
+    add("--end", type=point_in_time, metavar="TIME", help="no tick is after this time")
+    add("--paused", action="store_true", help="fire no tick until the schedule is resumed")
+    for verb, run, what in (
+        ("show", "show", "show a schedule with its next ticks and last runs"),
+        ("pause", "pause", "fire no tick until the schedule is resumed"),
+        ("resume", "resume", "fire ticks again, from the first tick after now"),
+        ("run", "run", "start a run of the schedule now, besides its ticks"),
+        ("delete", "delete", "delete a schedule; its runs stay"),
+        ("next", "next_ticks", "print the next ticks of a schedule"),
+    ):
+        each = _command(verbs, verb, f".schedules:{run}", what, f"schedule {verb} report-daily --url agents.db", [one])
+    each.add_argument("--count", type=positive_int, default=5, metavar="N", help="how many ticks (default: 5)")
+    each.add_argument("--after", type=point_in_time, metavar="TIME",
+                      help="ticks after this: a duration from now, or an ISO 8601 time (default: now)")  # fmt: skip
 
 
 def _add_tenant(commands: Any, store: argparse.ArgumentParser) -> None:

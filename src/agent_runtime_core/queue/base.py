@@ -23,7 +23,18 @@ from .._core.arguments import (
 from .._core.clock import SYSTEM, Clock
 from .._core.codec.json import decode_dict, digest, encode, encode_as
 from .._core.former_names import renamed_attribute
-from .._core.ids import HALF, ULID_RANDOM_LENGTH, is_uuid, new_ulid, next_id, plain, run_uuid, stored_id, unbroken
+from .._core.ids import (
+    HALF,
+    SCHEDULED,
+    ULID_RANDOM_LENGTH,
+    is_uuid,
+    new_ulid,
+    next_id,
+    plain,
+    run_uuid,
+    stored_id,
+    unbroken,
+)
 from .._core.validation import Shown, must, type_name
 from .._engines.base import Backend, Guard, Op
 from .._engines.outages import OUTAGE
@@ -221,6 +232,8 @@ class RunQueue(Backend):
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
         key = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         owner = checked_tenant(tenant) if tenant else ""
+        if isinstance(run_id, str) and run_id.startswith(SCHEDULED):
+            raise must("run_id", f"not begin with {SCHEDULED!r}", run_id, "Runs of schedules are named so")
         uid, run_key = run_uuid(run_id, self.clock, owner)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
@@ -828,7 +841,7 @@ class RunQueue(Backend):
             tenant: Count only the runs of this tenant. None: all.
         """
         found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
-        return found
+        return found.of_runs()
 
     async def assign(self, run_id: str, tenant: str) -> str:
         """Give a stored run to a tenant; see `RunTransitions.assign` for what is returned."""

@@ -27,6 +27,8 @@ from ..errors import (
 )
 
 LIVE = ("pending", "running", "waiting")
+SCHEDULE = "agent-runtime.schedule"  # the agent of the rows of schedules, which are live until they are deleted
+SCHEDULE_REASON = "schedule"  # the first word of their reason
 #: Values of `RunRow.blocked`. QUEUED_BEHIND: another run of its concurrency key comes first, or it is not due yet.
 #: SET_ASIDE: an inline run whose process has ended, until its process or a caller takes it again; others may go first.
 QUEUED_BEHIND, SET_ASIDE = 1, 2
@@ -367,6 +369,16 @@ class RunCounts(NamedTuple):
             oldest,
             sum(row.due_at > 0 for row in rows),
             dict(Counter(row.reason.partition(" ")[0] for row in rows if row.status == "waiting")),
+        )
+
+    def of_runs(self) -> RunCounts:
+        """Return the counts without the schedules."""
+        waiting = self.runs.get(("waiting", SCHEDULE), 0)
+        return RunCounts(
+            {key: count for key, count in self.runs.items() if key[1] != SCHEDULE},
+            {agent: at for agent, at in self.oldest_pending.items() if agent != SCHEDULE},
+            self.due_later - waiting,
+            {reason: count for reason, count in self.waiting.items() if reason != SCHEDULE_REASON},
         )
 
 

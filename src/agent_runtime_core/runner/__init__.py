@@ -11,6 +11,9 @@ from .open_run import open_run as open_run
 from .open_run import open_run_sync as open_run_sync
 from .processes import ProcessInfo as ProcessInfo
 from .runner import AgentRunner as AgentRunner
+from .schedules import Schedule as Schedule
+from .schedules import Schedules as Schedules
+from .schedules import schedule as schedule
 from .settings import RunInfo as RunInfo
 from .settings import RunnerConfig as RunnerConfig
 
@@ -21,5 +24,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {".reencryption": "Reencryption reencrypt"},
-        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunnerConfig SyncRun open_run open_run_sync",
+        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunnerConfig Schedule Schedules SyncRun open_run open_run_sync"
+        " schedule",
     )

@@ -31,6 +31,7 @@ from ..queue.records import (
     LIMITS,
     LIVE,
     MESSAGE,
+    SCHEDULE,
     SIGNAL_ONLY,
     RowChanged,
     RunRow,
@@ -48,6 +49,7 @@ from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .forking import fork
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
+from .schedules import Schedules
 from .settings import RunInfo, RunnerConfig, no_messages_reason, run_filter
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ def _manager(name: str) -> Any:
 
 class RunClient:
     """The part of `AgentRunner` that asks about runs and acts on them, whichever process executes them."""
+
+    #: The schedules of the store, which start runs at their times.
+    schedules: Schedules
 
     def __init__(
         self,
@@ -363,7 +368,7 @@ class RunClient:
             >>> asyncio.run(main())
             ['run.started', 'hello.said', 'run.succeeded']
         """
-        key = (await self.queue.require(run_id, tenant)).run_id
+        key = (await self._run(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 for event in page:
@@ -386,7 +391,7 @@ class RunClient:
             max_unsent_bytes: Bytes. None means the runner's setting.
             tenant: As in `get_run`.
         """
-        key = (await self.queue.require(run_id, tenant)).run_id
+        key = (await self._run(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 yield page
@@ -440,6 +445,11 @@ class RunClient:
         asked = None
         while True:
             row = await self.queue.require(run_id, tenant)
+            if row.agent == SCHEDULE and row.status in LIVE:
+                with contextlib.suppress(RowChanged):
+                    await self.schedules.drop(row)
+                    return RunStatus.CANCELLED if wait else True
+                continue
             if row.status not in LIVE:
                 if row.status == "cancelled":
                     await cancel_with_children(self.backends, self.registry, row)
@@ -511,7 +521,14 @@ class RunClient:
         """Return the stored id of the run that a caller names. The store is asked only if that may matter."""
         if tenant is None and is_uuid(run_id):
             return stored_id(run_id)
-        return (await self.queue.require(run_id, tenant)).run_id
+        return (await self._run(run_id, tenant)).run_id
+
+    async def _run(self, run_id: UUID | str, tenant: str | None) -> RunRow:
+        """Return the row of the run that a caller names, or raise IllegalTransition if it is a schedule."""
+        row = await self.queue.require(run_id, tenant)
+        if row.agent == SCHEDULE:
+            raise IllegalTransition(f"run {str(run_id)!r} is a schedule. Change it with runner.schedules")
+        return row
 
     async def _signal(
         self, run_id: UUID | str, name: str, payload: Any, message_id: str | None, by: str | None = None,
@@ -686,7 +703,7 @@ class RunClient:
         named = named_limits(limits)
         if code_version is not None:
             checked_name("code_version", code_version)
-        ended = await self.queue.require(run_id, tenant)
+        ended = await self._run(run_id, tenant)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         pending = self.state_store.status_ops(self.queue, key, RunStatus.PENDING.value, now)
@@ -905,7 +922,7 @@ class RunClient:
             'hello-2'
         """
         self._require_writable()
-        source = await self.queue.require(run_id, tenant)
+        source = await self._run(run_id, tenant)
         if params is not None:
             input = run_input(source.decoded("input", decode_dict) if input is None else input, params)
         return await fork(self.backends, source, after_step, new_run_id, input, effects, by)

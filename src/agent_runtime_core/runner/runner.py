@@ -18,6 +18,7 @@ from uuid import UUID
 from .._core.arguments import checked_tenant
 from .._core.clock import Clock
 from .._core.codec.json import decode
+from .._core.context_vars import start_helper
 from .._core.ids import known_uuid
 from .._core.log import log
 from .._core.per_loop import PerLoop, call_in_loop
@@ -44,6 +45,7 @@ from .left_runs import LeftRuns
 from .processes import ListedProcess, ProcessInfo, processes
 from .run_client import RunClient
 from .run_watcher import CHECK_INTERVAL, closed
+from .schedules import Schedules
 from .settings import SHUTDOWN_SECONDS, RunnerConfig, check_parts, checked_input, concurrency_key_of, run_busy_error
 from .signals import SHARED
 from .worker import Lifespans, Worker
@@ -365,6 +367,7 @@ class AgentRunner(RunClient):
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
+        self.schedules = Schedules(self.queue, self.new_run, self._require_writable)
         self._worker: Worker = Worker(
             self.queue,
             self.config,
@@ -372,6 +375,7 @@ class AgentRunner(RunClient):
             self.new_execution,
             self._process,
             partial(self._lifespans.leave, idle_only=True),
+            self.schedules.fire,
         )
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
         self._inline_runs: InlineRuns = InlineRuns(self.queue.clock, self.config.grace_seconds)
@@ -834,7 +838,12 @@ class AgentRunner(RunClient):
             InvalidArgument: An argument is invalid, or the runner has a loop already.
         """
         self.backends.require_writable()
-        await self._worker.loop(poll_interval, concurrency, handle_signals)
+        declared = self.schedules.declared(map(self.agent, self.registry.keys()))
+        putting = start_helper(self.schedules.put_declared(declared))
+        try:
+            await self._worker.loop(poll_interval, concurrency, handle_signals)
+        finally:
+            putting.cancel()
 
     def stop(self) -> None:
         """Stop `run_loop`: claim nothing new and let active runs finish. Thread-safe.

@@ -15,7 +15,7 @@ from .._core.arguments import checked_tenant
 from .._core.validation import must
 from .._execution.context import conversation_id
 from ..errors import AgentRuntimeError
-from ..queue.records import LIVE, RunFilter, RunRow
+from ..queue.records import LIVE, SCHEDULE, RunFilter, RunRow
 from .runner import AgentRunner
 
 _PAGE: Final = 500  # rows in one read
@@ -34,7 +34,7 @@ class Assignment:
         conversations: How many conversations were moved.
         skipped: Why a run was not moved now, by run id. A later call can move it.
         taken: Why a run cannot be moved, by run id: the tenant uses one of its keys.
-        kept: Why a conversation was not moved, by its id.
+        kept: Why a conversation was not moved, by its id, or a schedule, by its run id.
     """
 
     tenant: str
@@ -138,6 +138,9 @@ class _Assigning:
     async def _assign(self, row: RunRow) -> bool:
         """Move one run, and return whether it is of the tenant now."""
         done = self.done
+        if row.agent == SCHEDULE:  # its id is made of its name and its tenant
+            done.kept[row.run_id] = f"{row.run_key}: put the schedule for the tenant, and delete this schedule"
+            return False
         if (reason := await self._behind(row)) is not None:
             done.skipped[row.run_id] = reason
             return False

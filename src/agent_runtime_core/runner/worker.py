@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from .._execution.run_control import RunControl, Stop
 from ..errors import AgentRuntimeError, StorageClosed, StorageMoved
 from ..interfaces import AgentRuntime
 from ..queue.live_claims import cause_of
-from ..queue.records import ClaimRequest, RunRow
+from ..queue.records import SCHEDULE, ClaimRequest, RunRow
 from .claim import ISOLATION_TIMEOUT, CrashSuspects
+from .schedules import MOST_AT_ONCE
 from .settings import SHUTDOWN_SECONDS
 from .signals import SHARED
 
@@ -162,6 +163,7 @@ class Worker:
         new_execution: Creates the execution of a claimed run.
         process: The row of the runner, which the loop stores and renews.
         leave_lifespans: Called when the loop has drained.
+        fire: Fires the ticks of a schedule whose row was claimed.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class Worker:
         new_execution: Callable[..., RunExecution],
         process: ListedProcess,
         leave_lifespans: Callable[[], Awaitable[None]],
+        fire: Callable[[RunRow], Coroutine[Any, Any, None]],
     ) -> None:
         self.queue = queue
         self.config = config
@@ -179,6 +182,8 @@ class Worker:
         self._new_execution = new_execution
         self._process = process
         self._leave_lifespans = leave_lifespans
+        self._fire = fire
+        self._firing: set[asyncio.Task[Any]] = set()
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
@@ -200,6 +205,9 @@ class Worker:
     async def once(self) -> bool:
         """Claim and execute one run; return False if there was none."""
         rows = await self._claim(1) if self._suspects.claimable(1) else []
+        while rows and rows[0].agent == SCHEDULE:
+            await self._fire(rows[0])
+            rows = await self._claim(1)
         if not rows:
             return False
         task = self._start(rows[0]) if self._suspects.may_start(rows[0]) else self._release_unstarted(rows[0])
@@ -218,11 +226,15 @@ class Worker:
         options: dict[str, Any] = {}
         if self._blocking_claims is not None and not self._executions and not self._stopping:
             options = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
+        keys = self._registry().keys()
+        return await self._claim_of([*keys, SCHEDULE] if keys else keys, count, **options)
+
+    async def _claim_of(self, keys: Sequence[str], count: int, **options: Any) -> list[RunRow]:
+        config = self.config
         rows: list[RunRow] = await self.queue.claim_rows(
-            self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
-            **options,
-        )  # fmt: skip
-        self._suspects.claimed(rows)
+            config.worker_id, config.lease_ttl_seconds, agent_keys=keys, limit=count, **options
+        )
+        self._suspects.claimed([row for row in rows if row.agent != SCHEDULE])
         return rows
 
     async def _claim_overdue(self) -> RunRow | None:
@@ -264,11 +276,11 @@ class Worker:
     def start_delivered(self, rows: list[RunRow]) -> None:
         """Start the runs of a blocking claim, or release them if no slot is free any more."""
         for row in rows:
-            if self._stopping or self.slots.free <= 0:
+            if row.agent == SCHEDULE or not (self._stopping or self.slots.free <= 0):
+                self._start_all([row])
+            else:
                 execution = self._execution_of(row)
                 _ = self._follow(start_helper(execution.release_unstarted()), execution)
-            else:
-                self._start_all([row])
         if not rows:
             self.wake()
 
@@ -283,14 +295,23 @@ class Worker:
         return task
 
     def _start_all(self, rows: list[RunRow]) -> None:
-        for row in rows:
+        for row in self._without_schedules(rows):
             _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
+
+    def _without_schedules(self, rows: list[RunRow]) -> list[RunRow]:
+        """Fire the ticks of the schedules among claimed rows, and return the other rows."""
+        for row in rows:
+            if row.agent == SCHEDULE:
+                self._firing.add(task := start_helper(self._fire(row)))
+                task.add_done_callback(self._firing.discard)
+        return [row for row in rows if row.agent != SCHEDULE]
 
     async def _start_claimed(self, rows: list[RunRow]) -> None:
         """Start the runs that may start, after the others were released.
 
         If the process crashes, that counts as a crash of every run it has claimed.
         """
+        rows = self._without_schedules(rows)
         startable = self._suspects.startable(rows)
         starting = {row.run_id for row in startable}
         releases = [self._release_unstarted(row) for row in rows if row.run_id not in starting]
@@ -431,14 +452,16 @@ class Worker:
         free = self._suspects.claimable(min(self.slots.free, MAX_CLAIM))
         self._claims_due = False
         if free <= 0:
+            if self.queue.clock.boot() - self._looked >= self._poll:
+                _ = await self._claim_for(0)
             return False
         with self.slots.reserve(free):
             return await self._claim_for(free)
 
     async def _claim_for(self, free: int) -> bool:
         self._looked = self.queue.clock.boot()
-        try:
-            rows = await self._claim(free)
+        try:  # schedules need no slot
+            rows = await self._claim(free) if free else await self._claim_of([SCHEDULE], MOST_AT_ONCE)
         except OUTAGE as error:
             self._outage.noticed(error)
             return False
@@ -457,9 +480,6 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Wait until a run may be claimable: for a notification, a free slot, a due run, or the next poll."""
-        if self.slots.free <= 0:
-            await wake.wait()  # nothing can be claimed before a slot is free
-            return
         # In a task of its own, so that runs which were just claimed start before the store is read.
         timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
@@ -472,6 +492,9 @@ class Worker:
 
     async def _until_due(self, poll_interval: float) -> None:
         clock, seconds = self.queue.clock, min(poll_interval, max(self._process.seconds_left(), 0.001))
+        if self.slots.free <= 0:  # only schedules can be claimed before a slot is free
+            await clock.sleep_for(seconds)
+            return
         if self._suspects.is_careful():
             seconds = min(seconds, ISOLATION_TIMEOUT)
         if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause
@@ -528,6 +551,8 @@ class Worker:
         while self._executions and not self._hurry and clock.monotonic() < until:
             await asyncio.wait(self._executions, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
         until = clock.monotonic() + SHUTDOWN_SECONDS
+        if self._firing:
+            await asyncio.wait(self._firing, timeout=RELEASE_SECONDS)
         while self._executions:
             # Repeated, because a run that ends may have claimed the next one before.
             for execution in self._executions.values():

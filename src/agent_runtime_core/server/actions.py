@@ -64,7 +64,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) ->
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
-    row = await state.runner.queue.require(row.run_id)
+    row = await state.runner.queue.row(row.run_id) or row.with_values(status="cancelled")  # it was a schedule
     row = await after_wait(request, state, row, body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 

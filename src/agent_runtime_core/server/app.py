@@ -17,7 +17,7 @@ from ..orchestrator import Orchestrator
 from ..runner.runner import AgentRunner
 from ..tracing.prometheus import PrometheusSink
 from ..turns.manager import TurnManager
-from . import actions, runs, service, socket, streams
+from . import actions, runs, schedules, service, socket, streams
 from .access import HEADER, Access, Authenticate, Tokens, cookie_name, is_own, require
 from .documents import OPEN, Body, SignedIn, form, one_of
 from .errors import MEDIA_TYPE, PROBLEM_SCHEMA, Problem, add_handlers
@@ -101,8 +101,8 @@ def _application(state: ServerState) -> FastAPI:
     )  # fmt: skip
     app.state.server = state
     add_handlers(app)
-    found = (runs.router, actions.router, runs.overview, streams.router, socket.router, service.router, session_router)
-    for router in found:
+    parts = (runs.router, actions.router, schedules.router, runs.overview, streams.router, socket.router)
+    for router in (*parts, service.router, session_router):
         app.include_router(router, prefix=PREFIX)
     app.include_router(service.others)
     app.add_api_route("/openapi.json", _openapi, dependencies=[require("read")], include_in_schema=False)

@@ -138,11 +138,15 @@ class AgentRun(_TenantRun):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+def _form_of(body: Any, **forms: str) -> str | None:
+    fields = body if isinstance(body, dict) else ()
+    found = [form for name, form in forms.items() if name in fields]
+    return found[0] if len(found) == 1 else None
+
+
 def _form(body: Any) -> str | None:
     """Return which form of a new run this is; None for neither or both."""
-    fields = body if isinstance(body, dict) else ()
-    forms = [form for name, form in (("prompt", "PromptRun"), ("agent", "AgentRun")) if name in fields]
-    return forms[0] if len(forms) == 1 else None
+    return _form_of(body, prompt="PromptRun", agent="AgentRun")
 
 
 NewRun = Annotated[
@@ -206,6 +210,47 @@ class DeadLetters(Body):
         if (self.ids is None) == (self.all is None) or (self.all is None) != (self.expect is None):
             raise ValueError("must have either ids, or all and expect")
         return self
+
+
+class _Schedule(Body):
+    agent: Key
+    input: dict[str, Any] = Field(default_factory=dict)
+    catch_up: Literal["last", "all", "none"] = "last"
+    overlap: Literal["skip", "queue", "cancel_previous"] = "skip"
+    jitter: float = Field(default=0, ge=0, le=1e9, description="Delays each run by a part of so many seconds.")
+    start: Time | None = Field(default=None, description="No run is for a time before this one.")
+    end: Time | None = Field(default=None, description="No run is for a time after this one.")
+    paused: bool = False
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1, description="At most the server's `max_priority`.")
+
+
+class CronSchedule(_Schedule):
+    """A schedule that starts runs at the times of a cron expression."""
+
+    cron: str = Field(description="A cron expression of five fields.")
+    timezone: str = Field(default="UTC", description="The time zone of `cron`, such as `Europe/Berlin`.")
+
+
+class IntervalSchedule(_Schedule):
+    """A schedule that starts runs at an interval."""
+
+    every: float = Field(ge=1, lt=1e9, description="Seconds between two runs, counted from `start` or else from 1970.")
+
+
+def _schedule_form(body: Any) -> str | None:
+    """Return which form of a schedule this is; None for neither or both."""
+    return _form_of(body, cron="CronSchedule", every="IntervalSchedule")
+
+
+NewSchedule = Annotated[
+    Annotated[CronSchedule, Tag("CronSchedule")] | Annotated[IntervalSchedule, Tag("IntervalSchedule")],
+    Discriminator(
+        _schedule_form,
+        custom_error_type="schedule_form",
+        custom_error_message="body must be an object with either cron or every. Send one of the two",
+    ),
+]
 
 
 _PROBLEMS: Final = {
@@ -313,6 +358,31 @@ class StoredMessage(Shape):
 
     run_id: str
     message_id: str
+
+
+class Schedule(Shape):
+    """A schedule. Times have the offset of its time zone."""
+
+    id: str
+    tenant: str | None
+    agent: str
+    input: dict[str, Any]
+    cron: str | None
+    every: float | None
+    timezone: str
+    catch_up: str
+    overlap: str
+    jitter: float
+    start: str | None
+    end: str | None
+    paused: bool
+    metadata: dict[str, Any]
+    priority: int
+    next_tick: str | None
+    last_tick: str | None
+    last_run_id: str | None
+    skipped: int
+    next_ticks: list[str]
 
 
 class Failed(Shape):

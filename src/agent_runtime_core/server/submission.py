@@ -41,7 +41,7 @@ def row_of(
         if state.orchestrator is None:
             raise no_part("prompt", "prompts", "Send agent and input")
         return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent, caller.tenant)
-    _check_agent(state, body.agent)
+    check_agent(state, body.agent)
     if body.priority > state.settings.max_priority:
         raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
     if body.deadline is not None and body.deadline <= state.runner.queue.clock.wall():
@@ -67,7 +67,8 @@ def _input_of(body: AgentRun) -> dict[str, Any]:
     return {**given, "conversation_id": conversation}
 
 
-def _check_agent(state: ServerState, agent: str) -> None:
+def check_agent(state: ServerState, agent: str) -> None:
+    """Raise UnknownAgent if the server knows agents, and not this one."""
     known = [*state.registry.keys()]
     if state.orchestrator is not None:
         known.append(state.orchestrator.agent.key)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
-from .._core.arguments import checked_tenant, run_input
+from .._core.arguments import checked_tenant, run_input, scheduled_at
 from .._core.clock import SYSTEM, Clock, aware
 from .._core.codec.json import decode, encode
 from .._core.event_types import RUNNER_TYPES, EventType
@@ -182,6 +182,10 @@ class MockRunContext:
     def blocking_form(self) -> Any:
         """This context for a plain function in a thread: a `SyncRunContext`."""
         return blocking_form(self)
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        return scheduled_at(self.metadata)
 
     @property
     def tools(self) -> ToolRegistry:

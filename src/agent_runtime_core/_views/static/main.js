@@ -8,10 +8,11 @@ import { ApiError, source } from "./source.js";
 import { ComparePage } from "./pages/compare.js";
 import { RunPage } from "./pages/run.js";
 import { DeadPage, RunsPage } from "./pages/runs.js";
+import { SchedulesPage } from "./pages/schedules.js";
 import { AboutPage, AgentsPage, ApprovalsPage, QueuePage, UsagePage } from "./pages/store.js";
 
 // -- The keys that work on every page.
-const GO = { r: "runs", a: "approvals", q: "queue", d: "dead", u: "usage", e: "agents" };
+const GO = { r: "runs", a: "approvals", q: "queue", s: "schedules", d: "dead", u: "usage", e: "agents" };
 const KEYS = [
   ["/", "Search"],
   ["j k", "Next and previous row"],
@@ -107,6 +108,7 @@ const PAGES = [
   ["runs", "Runs", RunsPage],
   ["approvals", "Approvals", ApprovalsPage],
   ["queue", "Queue", QueuePage],
+  ["schedules", "Schedules", SchedulesPage],
   ["dead", "Dead", DeadPage],
   ["usage", "Usage", UsagePage],
   ["agents", "Agents", AgentsPage],
