@@ -295,23 +295,20 @@ class Worker:
         return task
 
     def _start_all(self, rows: list[RunRow]) -> None:
-        for row in self._without_schedules(rows):
-            _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
-
-    def _without_schedules(self, rows: list[RunRow]) -> list[RunRow]:
-        """Fire the ticks of the schedules among claimed rows, and return the other rows."""
         for row in rows:
             if row.agent == SCHEDULE:
                 self._firing.add(task := start_helper(self._fire(row)))
                 task.add_done_callback(self._firing.discard)
-        return [row for row in rows if row.agent != SCHEDULE]
+            else:
+                _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
 
     async def _start_claimed(self, rows: list[RunRow]) -> None:
         """Start the runs that may start, after the others were released.
 
         If the process crashes, that counts as a crash of every run it has claimed.
         """
-        rows = self._without_schedules(rows)
+        self._start_all([row for row in rows if row.agent == SCHEDULE])
+        rows = [row for row in rows if row.agent != SCHEDULE]
         startable = self._suspects.startable(rows)
         starting = {row.run_id for row in startable}
         releases = [self._release_unstarted(row) for row in rows if row.run_id not in starting]
