@@ -184,6 +184,7 @@ class Worker:
         self._leave_lifespans = leave_lifespans
         self._fire = fire
         self._firing: set[asyncio.Task[Any]] = set()
+        self._busy: asyncio.Task[Any] | None = None  # ends when a worker without a free slot looks for schedules
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
@@ -433,6 +434,8 @@ class Worker:
             raise
 
     async def _finish(self) -> None:
+        if self._busy is not None:
+            self._busy.cancel()
         self._process.slots = 0  # a heartbeat during the grace shows that nothing is claimed any more
         await self.stop_claiming()
         await self.drain()
@@ -477,6 +480,12 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Wait until a run may be claimable: for a notification, a free slot, a due run, or the next poll."""
+        if self.slots.free <= 0:  # only schedules can be claimed before a slot is free
+            if self._busy is None or self._busy.done():  # not a timer for each run that ends
+                self._busy = start_helper(self.queue.clock.sleep_for(poll_interval))
+                self._busy.add_done_callback(lambda busy: None if busy.cancelled() else wake.set())
+            await wake.wait()
+            return
         # In a task of its own, so that runs which were just claimed start before the store is read.
         timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
@@ -489,9 +498,6 @@ class Worker:
 
     async def _until_due(self, poll_interval: float) -> None:
         clock, seconds = self.queue.clock, min(poll_interval, max(self._process.seconds_left(), 0.001))
-        if self.slots.free <= 0:  # only schedules can be claimed before a slot is free
-            await clock.sleep_for(seconds)
-            return
         if self._suspects.is_careful():
             seconds = min(seconds, ISOLATION_TIMEOUT)
         if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause
