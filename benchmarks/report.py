@@ -16,6 +16,8 @@ from agent_runtime_core.config import reset_config
 
 from .floor import Line, Size
 
+#: The figures of the last complete run.
+FIGURES = Path(__file__).with_name("figures.json")
 Rows = Mapping[str, Callable[[Size], Iterator[Line]]]
 
 
@@ -82,9 +84,12 @@ def main(
     parser.add_argument("--slack", type=float, default=1.0, metavar="FACTOR", help="let --check widen every bar")
     parser.add_argument("--tiny", action="store_true", help="only show that the rows work; figures mean nothing")
     parser.add_argument("--dir", type=Path, help="where database files go: a disk to be measured, not a RAM disk")
+    parser.add_argument("--record", action="store_true", help=f"write all figures to {FIGURES.name}, for the pages")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in rows]:
         parser.error(f"no row {', '.join(unknown)}: there are {', '.join(rows)}")
+    if options.record and (options.names or options.tiny):
+        parser.error("--record needs all rows in full")
     names = options.names or [name for name in rows if name not in parts]
     here = machine()
     print(*(f"{name} {value}" for name, value in here.items()), sep=", ")
@@ -98,4 +103,14 @@ def main(
     if options.json is not None:
         report = {"machine": here, "slack": options.slack, "rows": [line.as_dict() for line in lines]}
         options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.record:
+        record(FIGURES, module.rpartition(".")[2], here, lines)
     return 1 if options.check and missed else 0
+
+
+def record(path: Path, part: str, here: Mapping[str, str], lines: Sequence[Line]) -> None:
+    """Replace the figures of one command in the data file, from which `scripts/figures.py` writes the pages."""
+    figures = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    measured = time.strftime("%Y-%m-%d")
+    figures[part] = {"measured": measured, "machine": dict(here), "rows": [line.as_dict() for line in lines]}
+    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")

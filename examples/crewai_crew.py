@@ -1,6 +1,6 @@
 """A crew of CrewAI that survives kill -9.
 
-    pip install agent-runtime-core "crewai>=1.15,<2"
+    pip install . "crewai>=1.15,<2"
     python examples/crewai_crew.py [--slow 1] [--model gpt-5.4-nano] [--db crewai.db]
 
 Without --model, a script answers instead of a model, and no key is needed. Kill it and start it again: no recorded

@@ -3,7 +3,7 @@
     python scripts/evidence.py            write the page
     python scripts/evidence.py --check    exit with 1 if the page is not up to date
 
-The promises are the rows of the tables "Promise | Limit" in two pages of docs/. `tests/evidence.toml` has the tests of
+The promises are the rows of the tables "Promise | Limit" in docs/guarantees.md. `tests/evidence.toml` has the tests of
 each, and the results of the long test runs. docs/evidence/suites has a file for each suite of other projects, which
 scripts/slow writes.
 """
@@ -22,13 +22,13 @@ SOURCE = ROOT / "tests" / "evidence.toml"
 PAGE = ROOT / "docs" / "evidence.md"
 SUITES = ROOT / "docs" / "evidence" / "suites"
 #: The pages with promises, in the order of the written page.
-PROMISES = ("guarantees.md", "guarantees-in-detail.md")
+PROMISES = ("guarantees.md",)
 
 _HEADER = "| Promise | Limit |"
 _INTRO = """\
 # Evidence
 
-Each promise of [Guarantees](guarantees.md) and [Guarantees in detail](guarantees-in-detail.md) has at least one test.
+Each promise of [Guarantees](guarantees.md) has at least one test.
 `scripts/evidence.py` writes this page from `tests/evidence.toml`, and a test checks that every named test exists.
 
 To run one, pass it to pytest:

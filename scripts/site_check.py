@@ -1,4 +1,4 @@
-"""Check a built site: every internal link resolves, and no page loads anything from the network.
+"""Check a built site: links resolve, entries of the API have descriptions, and nothing is loaded from the network.
 
 python scripts/site_check.py site
 """
@@ -19,6 +19,13 @@ _ADDRESSES = {"href", "src", "srcset", "action", "data", "poster"}
 #: Values of `rel` of a <link> that a browser does not load.
 _UNLOADED = {"canonical", "next", "prev", "alternate", "edit"}
 _IN_CSS = re.compile(r"url\(\s*['\"]?(?P<url>[^)'\"]+)|@import\s+['\"](?P<imported>[^'\"]+)")
+#: An entry of the API, or the text of one in which nothing precedes its end or its members.
+_ENTRY = re.compile(
+    r'<h\d id="(?P<name>[\w.]+)" class="doc doc-heading"|'
+    r'<div class="doc doc-contents[^"]*">\s*(?:<p class="doc doc-class-bases">(?:(?!</p>).)*</p>\s*)?'
+    r'(?P<empty></div>|<div class="doc doc-children">)',
+    re.DOTALL,
+)
 _IN_LLMS = re.compile(r"\]\((?P<url>[^)\s]+)\)")
 
 
@@ -57,6 +64,9 @@ def problems(site: Path) -> list[str]:
             ]
         if "mermaid" in page.classes:
             found.append(f"{path.relative_to(site.resolve())}: the theme loads a script for a mermaid diagram")
+        found += [
+            f"{path.relative_to(site.resolve())}: {name} has no description" for name in _empty(path.read_text("utf-8"))
+        ]
     for path in site.rglob("*.css"):
         text = path.read_text("utf-8")
         found += [f"{path.relative_to(site)}: loads {url}" for url in _css(text) if urlsplit(url).netloc]
@@ -70,6 +80,15 @@ def _parsed(path: Path) -> PageParser:
     parser = PageParser()
     parser.feed(path.read_text("utf-8"))
     return parser
+
+
+def _empty(page: str) -> Iterator[str]:
+    """Yield the names of the entries of the API that have no description."""
+    name = ""
+    for each in _ENTRY.finditer(page):
+        name = each["name"] or name
+        if each["empty"]:
+            yield name
 
 
 def _css(text: str) -> Iterator[str]:

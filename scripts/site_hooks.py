@@ -39,6 +39,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     path = page.file.src_uri
     names = {there: here for here, there in site_pages.ROOT_PAGES.items()}
     markdown = site_pages.for_the_site(markdown, names.get(path, f"docs/{path}"), site_pages.FILES_ADDRESS)
+    page.meta.setdefault("search", {"boost": site_pages.search_boost(path)})
     if path.startswith("reference/api/"):
         support, errors = ((ROOT / "docs" / each).read_text("utf-8") for each in ("support.md", "reference/errors.md"))
         return site_pages.ApiPages(support, errors).expanded(markdown)

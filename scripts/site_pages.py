@@ -6,7 +6,6 @@ are not in docs/, the `<!-- docs: … -->` comments of the tests, and the langua
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import importlib
 import importlib.util
@@ -25,11 +24,53 @@ ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"
 #: one. Then name the project in `[project.urls]` of pyproject.toml and in SECURITY.md too.
 FILES_ADDRESS = ""
 
+#: Public methods that only this library calls, by class. The pages do not list them.
+INTERNAL = {
+    "AgentRunner": "claim_run insert_run new_execution new_run services tenant_of_new_run",
+    "Context": "recorded_value started_without",
+    "ContextManager": "change_turn forget_turn save_turn",
+    "EventBus": "stored_rows",
+    "Orchestrator": "insert_run new_run",
+    "PersistenceManager": "document_stores",
+    "QueuedRun": "of",
+    "RunClient": "document_stores",
+    "RunInfo": "of",
+    "RunnerConfig": "of on",
+    "RuntimeConfig": "chosen codec encode_contents placed redaction",
+    "RunQueue": "acted_ops assign blocking_claims claim_request claim_rows confirm confirmed_op ended_op expiry_now "
+    "give_back insertion may_lack_steps new_row notify_cancelled post_op require try_give_back try_release "
+    "unchanged_update unknown_run",
+    "StateStore": "status_ops",
+    "StepExecutor": "open_journal",
+    "StepProcessor": "publish_delta",
+    "StoredAudit": "keep_at_most",
+    "StoredConversations": "read_history",
+    "SyncRunContext": "call_on_loop for_thread recorded_value runs_on started_without",
+    "ToolRegistry": "execute_read run_checked run_once",
+    "TurnManager": "handle_step_result_event new_run start_published",
+}
+
+#: The search prefers a page with a greater number. The first prefix of its path counts.
+_BOOSTS = (
+    ("guide/write-a-backend", 0.5),
+    ("guide/", 4.0),
+    ("troubleshooting", 4.0),
+    ("tutorial", 3.0),
+    ("concepts", 3.0),
+    ("reference/api/", 0.2),
+    ("reference/", 2.0),
+    ("decisions/", 0.1),
+    ("design", 0.2),
+    ("evidence", 0.1),
+    ("changelog", 0.2),
+    ("migration", 0.3),
+)
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _DIRECTIVE = re.compile(r" *<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^)\s]+)\)")
 _LABEL = re.compile(r"^\| `([\w.]+)` \| (stable|provisional|internal) \|", re.MULTILINE)
 _ERROR = re.compile(r"^#{2,4} `?(\w+)`?$", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(?P<names>[\w*, .]+?)(?: \([^)]*\))?:", re.MULTILINE)
 _ITEM = re.compile(r"^ *[-*] \[[^\]]+\]\((?P<target>[^)#\s]+)\)(?:: (?P<phrase>.+))?$", re.MULTILINE)
 
 
@@ -93,6 +134,11 @@ def _link(found: re.Match[str], page: str, address: str) -> str:
 def site_path(path: str) -> str | None:
     """Return where the site has a file of the repository; None if it has no such page."""
     return ROOT_PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+
+
+def search_boost(path: str) -> float:
+    """Return how much the search prefers a page: guides before reference, reference before records of the past."""
+    return next((boost for prefix, boost in _BOOSTS if path.startswith(prefix)), 1.0)
 
 
 def phrases(index: str) -> dict[str, str]:
@@ -195,6 +241,7 @@ class ApiPages:
                 own.append(f"::: {identifier(dotted, name)}{self._options(getattr(module, name))}")
                 if name in self.explained:
                     own.append(f"How to fix it: [{name}](../errors.md#{name.lower()}).")
+                own += self._about_bases(getattr(module, name))
             else:
                 others.append(f"| `{name}` | [{home}][{identifier(home, name)}] |")
         parts = [_docstring(module)]
@@ -210,16 +257,56 @@ class ApiPages:
         if not isinstance(value, type):
             return ""
         options = []
-        fields = dataclasses.is_dataclass(value) or issubclass(value, enum.Enum) or hasattr(value, "_fields")
-        if fields and "Args:" not in (value.__doc__ or ""):
-            options.append("show_if_no_docstring: true")  # its members are what it is
-        # The methods of a base class that has no entry of its own would be missing.
-        public = {known for _, known in self.homes}
-        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and id(each) not in public]
-        members = sorted({name for each in hidden for name in vars(each) if not name.startswith("_")})
+        if undescribed(value):
+            options.append("show_if_no_docstring: true")  # the check of the site finds those without a description
+        internal = internal_methods(value)
+        if internal:
+            options.append(f'filters: ["!^_", "!^({"|".join(sorted(internal))})$"]')
+        members = self._inherited(value) - self._described_elsewhere(value) - internal
         if members:
-            options.append(f"inherited_members: [{', '.join(members)}]")
+            options.append(f"inherited_members: [{', '.join(sorted(members))}]")
         return "".join(["\n    options:", *(f"\n      {each}" for each in options)]) if options else ""
+
+    def _home(self, value: type) -> str | None:
+        """Return the path of a class that has an entry, else None."""
+        home = self.homes.get((value.__name__, id(value)))
+        return None if home is None else identifier(home, value.__name__)
+
+    def _bases(self, value: object) -> list[type]:
+        """Return the base classes of a class that have entries of their own."""
+        bases = value.__mro__[1:] if isinstance(value, type) else ()
+        return [each for each in bases if each.__module__.startswith(PACKAGE) and self._home(each)]
+
+    def _inherited(self, value: type) -> set[str]:
+        """Return the members of base classes without an entry, which would be missing."""
+        hidden = [each for each in value.__mro__[1:] if each.__module__.startswith(PACKAGE) and not self._home(each)]
+        return {name for each in hidden for name in vars(each) if not name.startswith("_")}
+
+    def _described_elsewhere(self, value: type) -> set[str]:
+        """Return the names of the members that base classes with an entry describe there."""
+        return {name for base in self._bases(value) for each in base.__mro__ for name in vars(each)}
+
+    def _about_bases(self, value: object) -> list[str]:
+        """Return a line with the base classes that describe the members which the entry of a class leaves out."""
+        if not isinstance(value, type) or not self._inherited(value) & self._described_elsewhere(value):
+            return []
+        bases = [f"[{each.__name__}][{self._home(each)}]" for each in self._bases(value)]
+        return [f"More members: {', '.join(bases)}."]
+
+
+def undescribed(value: type) -> list[str]:
+    """Return the fields of a dataclass, an enum or a named tuple that no docstring of its classes describes."""
+    names = [*getattr(value, "_fields", ()), *getattr(value, "__dataclass_fields__", ())]
+    if issubclass(value, enum.Enum):
+        names += value.__members__
+    texts = "\n".join(inspect.cleandoc(each.__doc__ or "") for each in value.__mro__ if each is not object)
+    described = {name.strip(" *") for each in _ENTRY.finditer(texts) for name in each["names"].split(",")}
+    return [each for each in names if not each.startswith("_") and each not in described]
+
+
+def internal_methods(value: type) -> set[str]:
+    """Return the names of the methods of a class that only this library calls."""
+    return {name for each in value.__mro__ for name in INTERNAL.get(each.__name__, "").split()}
 
 
 def _docstring(module: ModuleType) -> str:

@@ -8,9 +8,14 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
+import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -19,9 +24,23 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 import agent_runtime_core
-from agent_runtime_core import events, queue, state
-from scripts import evidence
-from tests.support.pages import ROOT, SERVERS, DocsError, blocks_of, python_blocks, run_page
+from agent_runtime_core import RunContext, events, queue, runner, state
+from agent_runtime_core._core.lazy_import import EXTRAS
+from benchmarks import report
+from benchmarks.floor import Line
+from scripts import evidence, figures
+from tests.support.pages import (
+    MARK,
+    PYTHON,
+    ROOT,
+    SERVERS,
+    DocsError,
+    blocks_of,
+    compare,
+    in_a_file,
+    python_blocks,
+    run_page,
+)
 from tests.support.postgres_servers import PostgresServer
 from tests.support.processes import until
 
@@ -37,6 +56,7 @@ EXAMPLES = {
     "crewai_crew.py": "tests/integrations/test_crewai_example.py",
     "digest.py": "tests/acceptance/test_digest.py",
     "langgraph_agent.py": "tests/integrations/test_langgraph_example.py",
+    "langgraph_tools.py": "tests/integrations/test_langgraph_example.py",
     "openai_agents_agent.py": "tests/integrations/test_openai_agents_example.py",
     "mcp_tools.py": "tests/integrations/test_mcp_example.py",
     "pydantic_ai_agent.py": "tests/integrations/test_pydantic_ai_example.py",
@@ -121,6 +141,38 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run_page(page.read_text("utf-8"), page.name)
 
 
+def test_the_pages_are_programs_in_a_file() -> None:
+    """A block that the third way of docs/index.md changes may contain nothing that works only in a module."""
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert "inside `async def main():`" in text
+    assert "replace `asyncio.run(main())`" in text
+    programs = {page: program for page in PAGES if (program := in_a_file(page.read_text("utf-8")))}
+    assert len(programs) > 35
+    for page, program in programs.items():
+        names = [each for each in ast.walk(ast.parse(program)) if isinstance(each, ast.Global)]
+        assert names == [], f"{_id(page)}: a global of the page is a local variable in a file"
+        compile(program, page.name, "exec", dont_inherit=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [each for each in PAGES if in_a_file(each.read_text("utf-8"))], ids=_id)
+def test_every_page_runs_in_a_file(page: Path, tmp_path: Path) -> None:
+    text = page.read_text("utf-8")
+    for block in blocks_of(text):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, "utf-8")
+    (tmp_path / "page.py").write_text(in_a_file(text) or "", "utf-8")
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    printed = {int(line): said for line, _, said in (x.partition("\n") for x in done.stdout.split(f"{MARK} ")[1:])}
+    for block in blocks_of(text):
+        if block.output is not None:
+            compare(block.output, printed[block.line], f"{page.name}, line {block.line}")
+
+
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, page: Path) -> Iterator[str]:
     """A new database, as the pages also name it after another scheme and without a schema."""
@@ -167,12 +219,91 @@ def _has(module: str, name: str) -> bool:
 
 
 def test_every_test_a_page_names_exists() -> None:
-    assert [f"{_id(page)}: {each}" for page in LINKED for each in missing_tests(page.read_text("utf-8"))] == []
+    missing = []
+    for page in LINKED:
+        text = page.read_text("utf-8")
+        here = {block.file for block in blocks_of(text)} if page in PAGES else set()
+        missing += [f"{_id(page)}: {each}" for each in missing_tests(text) if each not in here]
+    assert missing == []
 
 
 def test_the_promises_name_tests() -> None:
     assert evidence.PAGE.read_text("utf-8") == evidence.current(), "run python scripts/evidence.py"
     assert len(list(named_tests(evidence.PAGE.read_text("utf-8")))) > 100
+
+
+def test_the_figures_of_the_pages_are_from_the_data_file() -> None:
+    assert figures.main(["--check"]) == 0, "run python scripts/figures.py"
+    measured = re.compile(r"\d ?µs|\d[\d,]* (?:runs|steps|commits|events) (?:per|a) second|\d per second")
+    guides = [page for page in PAGES if not {"decisions", "design.md"} & set(page.parts)]
+    by_hand = {_id(page): measured.findall(figures.PART.sub("", page.read_text("utf-8"))) for page in guides}
+    assert {page: found for page, found in by_hand.items() if found} == {}
+
+
+def test_the_figures_of_a_run_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    lines = [Line("idle worker", 1234.5, "µs", 617.25, most=1.5), Line("store", 0.1875, "MB", note="a note")]
+    report.record(path, "growth", report.machine(), [])
+    report.record(path, "run", report.machine(), lines)
+    recorded = json.loads(path.read_text("utf-8"))
+    assert recorded.keys() == {"run", "growth"}
+    assert figures.table(recorded["run"]).splitlines()[1:] == [
+        "1 of 1 targets were missed.",
+        "",
+        "| Row | Result | Baseline | Ratio | Target | |",
+        "|---|---|---|---|---|---|",
+        "| idle worker | 1,234 µs | 617 | 2.00 | ≤ 1.5 | missed |",
+        "| store | 0.188 MB |  |  |  | a note |",
+    ]
+    assert figures.text("{idle worker}, {idle worker:floor}", recorded["run"]) == "1,234 µs, 617 µs"
+    with pytest.raises(KeyError, match="no such row"):
+        figures.text("{no such row}", recorded["run"])
+
+
+FEATURES: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "features.toml").read_text("utf-8"))["feature"]
+_WORD = "|".join(re.escape(word) for each in FEATURES for word in each["words"])
+_NO = r"\b(?:no|not|none|nothing|cannot)\b"
+#: A denial at most four words before a feature, or right after it. Farther words belong to something else.
+_DENIAL = re.compile(rf"{_NO}(?: [\w'-]+){{0,4}} (?:{_WORD})\b|\b(?:{_WORD}) (?:is|are|was|were) {_NO}", re.IGNORECASE)
+#: Pages that record what was true once, or that only contributors read.
+_HISTORY = ("CHANGELOG.md", "docs/decisions/", "docs/design.md", "docs/evidence.md", "docs/migration", "docs/limits.md")
+
+
+def denials(text: str) -> list[str]:
+    """The sentences that join a feature with a denial, in a paragraph, list item or table row without a link."""
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", _prose(text)):
+        if "limits.md" in block:
+            continue
+        plain = re.sub(r"`[^`]*`", "x", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split())))
+        for sentence in re.split(r"(?<=[.:;!?]) |\*\* | \| ", plain):
+            if _DENIAL.search(sentence):
+                found.append(sentence)
+    return found
+
+
+def test_no_page_denies_a_feature() -> None:
+    """What the library lacks is listed in docs/limits.md. Say it there, and link to it."""
+    pages = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+    found = {_id(page): denials(page.read_text("utf-8")) for page in pages if not _id(page).startswith(_HISTORY)}
+    assert {page: each for page, each in found.items() if each} == {}
+
+
+def test_each_feature_has_a_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert [each["name"] for each in FEATURES if f"({each['page']})" not in index] == []
+
+
+def test_a_denied_feature_is_found() -> None:
+    assert denials("Steps are fast. Nothing here: the library has no web UI.\n") == ["the library has no web UI."]
+    assert denials("- MCP is there.\n- It cannot talk to `x` of [MCP](guide/mcp.md)\n") == [
+        "- It cannot talk to x of MCP"
+    ]
+    assert denials("Nothing is encrypted. FastAPI is not supported.") == [
+        "Nothing is encrypted.",
+        "FastAPI is not supported.",
+    ]
+    assert denials("There is no web UI: see [limits](limits.md).\n\nA notion of MCP.\n") == []
 
 
 def test_a_promise_without_a_test_is_missed() -> None:
@@ -193,7 +324,10 @@ def test_a_promise_without_a_test_is_missed() -> None:
 
 
 def test_the_page_of_promises_is_short() -> None:
-    assert len((ROOT / "docs" / "guarantees.md").read_bytes()) <= 12_500
+    """What is below the tables is closed until a reader opens it."""
+    page = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+    assert len(re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL).encode()) <= 12_500
+    assert page.count("<details") == page.count("\n## ")
 
 
 def test_every_relative_link_leads_somewhere() -> None:
@@ -258,7 +392,7 @@ def _plainly(hint: Any) -> str:
     return " or ".join(words[get_origin(each) or each] for each in kinds)
 
 
-NAMES = ROOT / "docs" / "reference" / "names.md"
+NAMES = ROOT / "docs" / "reference" / "api" / "names.md"
 
 
 def _named() -> dict[str, list[str]]:
@@ -316,6 +450,101 @@ def test_the_readme_has_the_commands_that_run_the_job_and_the_tests() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert "pip install -e . && python examples/digest.py" in lines
     assert "pip install -e '.[dev]' && scripts/check" in lines
+
+
+def test_the_site_starts_with_the_first_program() -> None:
+    readme, index = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/index.md"))
+    pitch, program = readme.partition("\n\n[Tutorial]")[0].partition("\n\n")[2], readme.partition("Save this as")[2]
+    assert index.startswith(
+        f"# agent-runtime-core\n\n{pitch}\n\nSave this as{program.partition('`agent-runtime inspect')[0]}"
+    )
+
+
+@pytest.mark.parametrize("page", ["tutorial", "guide/workers", "guide/wait-for-people", "guide/retries-and-doubt"])
+def test_a_page_of_the_main_path_has_a_picture(page: str) -> None:
+    [picture, *_] = re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", (ROOT / "docs" / f"{page}.md").read_text("utf-8"))
+    assert (ROOT / "docs" / f"{page}.md").parent.joinpath(picture).is_file()
+
+
+def test_the_readme_lists_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    table = (ROOT / "README.md").read_text("utf-8").partition("| Extras | Add |")[2].partition("\n\n")[0]
+    said = re.findall(r"`([\w-]+)`", table)
+    assert sorted(said) == sorted(extras.keys() - {"dev", "docs"})
+    inside = re.findall(r"[\w-]+", extras["all"][0].partition("[")[2])
+    assert set(inside) == set(said[: said.index("all")])
+
+
+def test_the_pages_agree_on_the_installation() -> None:
+    """If there is a release, change this test and the pages that it names together."""
+    sentence = "The package is on no package index yet, so install it from a checkout"
+    pages = ["README.md", "SECURITY.md", "docs/tutorial.md", "docs/guide/containers.md", "examples/deploy/Dockerfile"]
+    assert [page for page in pages if sentence not in (ROOT / page).read_text("utf-8")] == []
+    others = {
+        _id(page): re.findall(r"pip install agent-runtime-core.*", page.read_text("utf-8"))
+        for page in PAGES
+        if "decisions" not in page.parts
+    }
+    assert {page: found for page, found in others.items() if found} == {}
+
+
+@pytest.mark.parametrize(("page", "kind"), [("runner.md", runner.AgentRunner), ("context.md", RunContext)])
+def test_the_methods_on_a_page_have_all_their_arguments(page: str, kind: type[Any]) -> None:
+    """The page says once that calls take `tenant` and `connection`."""
+    text = (ROOT / "docs" / "reference" / page).read_text("utf-8")
+    rows = re.findall(r"^\| `(?:await |async with |async for |for )?(\w+)\(([^`]*)\)[^`]*`", text, re.MULTILINE)
+    assert len(rows) > 15
+    for name, arguments in rows:
+        if name == kind.__name__ or "…" in arguments:
+            continue
+        said = re.findall(r"(?:^|, )\*{0,2}(\w+)", re.sub(r"\[[^]]*\]|=[^,]*", "", arguments))
+        known = [each for each in inspect.signature(getattr(kind, name)).parameters if each != "self"]
+        assert (name, said) == (name, [each for each in known if each in said or each not in {"tenant", "connection"}])
+
+
+#: Names of the library that need an extra, which the guides use.
+_NEED_AN_EXTRA = {
+    "AESGCMCodec": "crypto",
+    "AsyncAESGCMCodec": "crypto",
+    "OpenTelemetrySink": "otel",
+    "PrometheusSink": "metrics",
+    "create_app": "server",
+}
+
+
+_EXTRA_OF = {**EXTRAS, "starlette": "server"}
+
+
+def lacking(text: str) -> list[str]:
+    """What the Python blocks of a page import and the page does not tell a reader to install."""
+    blocks = blocks_of(text)
+    here = {re.split(r"[/.]", block.file)[0] for block in blocks if block.file}
+    here |= {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)\.py`", text)}
+    wanted = set()
+    for block in (each for each in blocks if each.language in PYTHON):
+        for node in ast.walk(compile(block.text, "", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
+            wanted |= {_NEED_AN_EXTRA[name] for name in names if name in _NEED_AN_EXTRA}
+            tops = {module.partition(".")[0] for module in modules} - here - sys.stdlib_module_names
+            wanted |= {_EXTRA_OF.get(top, top) for top in tops - {"agent_runtime_core"}}
+    said = " ".join(re.findall(r"pip install [^\n`]*", text))
+    return [each for each in sorted(wanted) if not re.search(rf"\b{each}\b", said)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "decisions" not in page.parts], ids=_id)
+def test_a_page_names_what_its_blocks_need(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert lacking(text) == [], "name the command: pip install …"
+    for kind, server in (("redis", "Redis or Valkey server"), ("postgres", "PostgreSQL server")):
+        if f"docs: needs {kind}" in text:
+            assert server in text, f"say that blocks of this page need a {server}"
+
+
+def test_a_package_that_a_page_does_not_name_is_found() -> None:
+    block = "```python\nimport fastapi\nfrom agent_runtime_core.tracing import PrometheusSink\nimport json, mine\n```\n"
+    assert lacking(f"Save `mine.py`.\n{block}") == ["metrics", "server"]
+    assert lacking(f"Save `mine.py`: `pip install 'agent-runtime-core[server,metrics]'`.\n{block}") == []
 
 
 def test_every_example_is_run_by_a_test() -> None:

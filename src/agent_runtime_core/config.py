@@ -70,9 +70,57 @@ class RuntimeConfig:
     package) selects the queue, events, state and persistence backends together and overrides the `*_backend` settings.
     Each of those is a built-in name, such as "sqlite", or `"their_package.module:Class"`.
 
+    Attributes:
+        model_provider: The provider of `get_llm_client()`: "openai", "anthropic", "litellm" or
+            "their_package.module:Class".
+        default_model: The model of calls that name none.
+        openai_api_key: The API key for OpenAI. None means the variable OPENAI_API_KEY.
+        anthropic_api_key: The API key for Anthropic. None means the variable ANTHROPIC_API_KEY.
+        backend_url: The store URL of queue, events, state and persistence. None means the `*_backend` settings.
+        queue_backend: The backend of the queue.
+        event_bus_backend: The backend of the event bus.
+        state_store_backend: The backend of the state store.
+        redis_url: The server of the backends named "redis".
+        sqlite_path: The file of the backends named "sqlite"; None means `agent_runtime.db`.
+        durability: "full" survives a power loss, "normal" a crash of the process.
+        payload_codec: Encrypts contents before they are stored: an instance, such as `AESGCMCodec`, or the place of one
+            as "their_package.module:codec".
+        redact: `redact(kind, value)` returns what logs, trace sinks and relays get: a function, or the place of one as
+            "their_package.module:function". `kind` is "input", "result", "state", "event", "error", "message" or "log".
+        redact_stored: Whether `redact` is called before values are stored too. The HTTP API, streams and the inspector
+            show what is stored, so only this setting changes it.
+        run_timeout_seconds: Time limit of one attempt in seconds; inf is no limit. An agent may have its own, as for
+            the next setting.
+        stall_timeout_seconds: Seconds after which an attempt that records nothing ends; None is no limit.
+        heartbeat_interval_seconds: Seconds between two extensions of a lease. On Redis and PostgreSQL the default is
+            10.
+        lease_ttl_seconds: Seconds after which another worker takes over the runs of a worker that has crashed. On Redis
+            and PostgreSQL the default is 30.
+        max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
+        retry_backoff_base: The next attempt of a run starts after `retry_backoff_base ** attempt` seconds.
+        retry_backoff_max: Longest delay before the next attempt of a run, in seconds.
+        park_after: Seconds that a waiting run stays on its worker before it is parked; 0 parks it immediately.
+        max_unsent_bytes: Unsent bytes of an attached output at which the model stream of its run is paused.
+        model_prices: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
+            `web_search` is the price of 1,000 searches.
+        trace_sinks: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
+        tracing_backend: The sink that `get_trace_sink()` returns; None is "langfuse" if langfuse_enabled is set, else
+            "noop".
+        langfuse_enabled: Whether runs are sent to Langfuse.
+        langfuse_public_key: The public key of the Langfuse project.
+        langfuse_secret_key: The secret key of the Langfuse project.
+        langfuse_host: The Langfuse server; None means Langfuse's cloud.
+        langfuse_content: Whether messages, arguments and results are sent to Langfuse too.
+
     Raises:
         UnknownSetting: A setting does not exist.
         InvalidArgument: A value is invalid.
+
+    Examples:
+        >>> from agent_runtime_core import RuntimeConfig
+        >>> RuntimeConfig(backend_url="sqlite:///runs.db").max_retries
+        3
     """
 
     model_provider: str = "openai"
@@ -85,44 +133,27 @@ class RuntimeConfig:
     state_store_backend: str = "memory"
     redis_url: str | None = None
     sqlite_path: str | None = None
-    #: "full" survives a power loss, "normal" a crash of the process.
     durability: Literal["full", "normal"] = "full"
-    #: Encrypts contents before they are stored: an instance, such as `AESGCMCodec`, or the place of one as
-    #: "their_package.module:codec".
     payload_codec: Any = None
-    #: `redact(kind, value)` returns what logs, trace sinks and relays get: a function, or the place of one as
-    #: "their_package.module:function". `kind` is "input", "result", "state", "event", "error", "message" or "log".
     redact: Any = None
-    #: Whether `redact` is called before values are stored too. The HTTP API, streams and the inspector show what is
-    #: stored, so only this setting changes it.
     redact_stored: bool = False
-    #: Time limit of one attempt; inf is no limit. An agent may have its own, as for the next one.
     run_timeout_seconds: float = 300
-    #: Seconds after which an attempt that records nothing ends; None is no limit.
     stall_timeout_seconds: float | None = None
     heartbeat_interval_seconds: float = HEARTBEAT_SECONDS
     lease_ttl_seconds: float = LEASE_SECONDS
     max_retries: int = 3
-    #: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
     max_crashes: int = 3
     retry_backoff_base: float = 2
     retry_backoff_max: float = 300
-    #: Seconds that a waiting run stays on its worker before it is parked; 0 parks at once.
     park_after: float = 5.0
-    #: Unsent bytes of an attached output at which the model stream of its run is paused.
     max_unsent_bytes: int = 131072
-    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`. `web_search`
-    #: is the price of 1,000 searches.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
     trace_sinks: Sequence[Any] = ()
-    #: The sink that `get_trace_sink()` returns; None is "langfuse" if langfuse_enabled is set, else "noop".
     tracing_backend: str | None = None
     langfuse_enabled: bool = False
     langfuse_public_key: str | None = None
     langfuse_secret_key: str | None = None
     langfuse_host: str | None = None
-    #: Whether messages, arguments and results are sent to Langfuse too.
     langfuse_content: bool = False
 
     def __post_init__(self) -> None:
@@ -132,7 +163,13 @@ class RuntimeConfig:
             raise must("redact_stored", "be set together with redact", True, "Set redact to a function")
 
     def get_openai_api_key(self) -> str | None:
-        """Return the `openai_api_key` setting, else OPENAI_API_KEY, else None."""
+        """Return the `openai_api_key` setting, else OPENAI_API_KEY, else None.
+
+        Examples:
+            >>> from agent_runtime_core import RuntimeConfig
+            >>> RuntimeConfig(openai_api_key="sk-1").get_openai_api_key()
+            'sk-1'
+        """
         return self.openai_api_key or os.environ.get("OPENAI_API_KEY") or None
 
     def get_anthropic_api_key(self) -> str | None:
@@ -143,6 +180,15 @@ class RuntimeConfig:
         """Return the name and the options of a backend.
 
         An explicit `backend` has priority over `backend_url`, and that over the setting named `setting`.
+
+        Args:
+            setting: The name of a `*_backend` setting.
+            backend: The name of a backend. None means the configured one.
+            options: The options of the caller for that backend.
+
+        Raises:
+            InvalidArgument: `backend_url` has a scheme of an installed package, which opens all three backends
+                together.
         """
         if backend is None and self.backend_url is not None:
             backend, location = place_of(self.backend_url)
@@ -173,7 +219,11 @@ class RuntimeConfig:
         return codec
 
     def encode_contents(self, *backends: Any) -> None:
-        """Make these backends redact and encode what they store, if `redact_stored` and `payload_codec` are set."""
+        """Make these backends redact and encode what they store, if `redact_stored` and `payload_codec` are set.
+
+        Args:
+            *backends: The backends.
+        """
         if (redaction := self.redaction()) is not None:
             for backend in backends:
                 backend.sink_redaction = redaction
@@ -185,7 +235,12 @@ class RuntimeConfig:
         encode(backends, codec)
 
     def placed(self, backend: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a backend, with the configured location if they name none."""
+        """Return the options of a backend, with the configured location if they name none.
+
+        Args:
+            backend: The name of the backend.
+            options: The options of the caller.
+        """
         if backend == "sqlite" and "engine" not in options:
             location = {} if "path" in options or "db_path" in options else {"path": self.sqlite_path}
             return {"durability": self.durability, **location, **options}
@@ -371,6 +426,14 @@ def configure(**settings: Any) -> RuntimeConfig:
     Raises:
         UnknownSetting: A setting does not exist; the configuration is unchanged.
         InvalidArgument: A value is invalid; the configuration is unchanged.
+
+    Examples:
+        >>> from agent_runtime_core import configure, get_config, reset_config
+        >>> configure(default_model="gpt-4o-mini").default_model
+        'gpt-4o-mini'
+        >>> get_config().default_model
+        'gpt-4o-mini'
+        >>> reset_config()
     """
     global _current
     for name in settings:
@@ -382,7 +445,16 @@ def configure(**settings: Any) -> RuntimeConfig:
 
 
 def get_config() -> RuntimeConfig:
-    """Return the configuration of this process; the first call reads the environment."""
+    """Return the configuration of this process; the first call reads the environment.
+
+    Returns:
+        The configuration.
+
+    Examples:
+        >>> from agent_runtime_core import get_config
+        >>> get_config().queue_backend
+        'memory'
+    """
     return _current if _current is not None else configure()
 
 

@@ -53,6 +53,13 @@ class AESGCMCodec:
     Raises:
         InvalidArgument: A key or an id is invalid.
         MissingDependency: The package cryptography is not installed.
+
+    Examples:
+        >>> from agent_runtime_core.encryption import AESGCMCodec
+        >>> codec = AESGCMCodec({"k1": bytes(32)}, "k1")
+        >>> stored = codec.encode("secret", context="input of run 1")
+        >>> stored.startswith("arc1.k1."), codec.decode(stored, context="input of run 1")
+        (True, 'secret')
     """
 
     def __init__(
@@ -93,7 +100,12 @@ class AESGCMCodec:
         return f"AESGCMCodec(keys={sorted(self._ciphers)}, current={self._key_id!r})"
 
     def encode(self, text: str, *, context: str) -> str:
-        """Return the text, encrypted with the current key, if there is one."""
+        """Return the text, encrypted with the current key, if there is one.
+
+        Args:
+            text: The text.
+            context: The kind of text and its owner, which decoding must name too.
+        """
         if self._key_id is None:
             return text
         plain, how = text.encode(), ""
@@ -107,6 +119,10 @@ class AESGCMCodec:
 
     def decode(self, text: str, *, context: str) -> str:
         """Return the text that was encrypted with the same context.
+
+        Args:
+            text: The stored text.
+            context: The context that it was encoded with.
 
         Raises:
             UnknownEncryptionKey: `keys` does not have the key that encrypted it.
@@ -132,11 +148,19 @@ class AESGCMCodec:
         return (zlib.decompress(plain) if how else plain).decode()
 
     def digest(self, text: str) -> str:
-        """Return an HMAC-SHA-256 of the text, in hex."""
+        """Return an HMAC-SHA-256 of the text, in hex.
+
+        Args:
+            text: The text.
+        """
         return self._digest_with(self.digest_key, text)
 
     def digests(self, text: str) -> list[str]:
-        """Return the digests of the text with all keys of digests of this codec, first what `digest` returns."""
+        """Return the digests of the text with all keys of digests of this codec, first what `digest` returns.
+
+        Args:
+            text: The text.
+        """
         return [self._digest_with(key, text) for key in self._digest_keys]
 
     @staticmethod

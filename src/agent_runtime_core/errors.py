@@ -100,7 +100,12 @@ class UnknownSetting(InvalidArgument, TypeError):
 
 
 class InvalidTurn(InvalidArgument):
-    """A turn, or an event of a turn, is invalid: `field` names what is wrong. Over HTTP this is status 422."""
+    """A turn, or an event of a turn, is invalid: `field` names what is wrong. Over HTTP this is status 422.
+
+    Args:
+        field: The name of the field that is wrong.
+        message: What is wrong with it.
+    """
 
     status_code = 422
 
@@ -110,7 +115,12 @@ class InvalidTurn(InvalidArgument):
 
 
 class BadArguments(InvalidArgument):
-    """The tool named `tool` was called with invalid arguments; it did not run."""
+    """The tool named `tool` was called with invalid arguments; it did not run.
+
+    Args:
+        message: What is wrong with the arguments.
+        tool: The name of the tool, or "".
+    """
 
     def __init__(self, message: str, tool: str = "") -> None:
         self.tool: str = tool
@@ -134,7 +144,18 @@ class UnknownTool(AgentRuntimeError, KeyError):
 
 
 class ToolTimeout(AgentRuntimeError, TimeoutError):
-    """The tool named `tool` returned no result within its own time limit of `seconds`."""
+    """The tool named `tool` returned no result within its own time limit of `seconds`.
+
+    Args:
+        tool: The name of the tool.
+        seconds: The time limit of the tool in seconds.
+        more: Text to append to the message.
+
+    Examples:
+        >>> from agent_runtime_core import ToolTimeout
+        >>> print(ToolTimeout("search", 5))
+        tool 'search' took longer than 5 s
+    """
 
     def __init__(self, tool: str, seconds: float, more: str = "") -> None:
         self.tool: str = tool
@@ -143,7 +164,12 @@ class ToolTimeout(AgentRuntimeError, TimeoutError):
 
 
 class ToolFailed(AgentRuntimeError):
-    """The tool named `tool` reported that it did not succeed; `error` is its reason."""
+    """The tool named `tool` reported that it did not succeed; `error` is its reason.
+
+    Args:
+        tool: The name of the tool.
+        error: The reason that the tool reported.
+    """
 
     def __init__(self, tool: str, error: str) -> None:
         self.tool: str = tool
@@ -154,7 +180,10 @@ class ToolFailed(AgentRuntimeError):
 class PlanningError(AgentRuntimeError):
     """No plan, or no valid plan, could be made from a prompt.
 
-    `problems` lists what is wrong with the plan; `answer` is the planning model's last answer, if a model was called.
+    Args:
+        message: The error message.
+        problems: What is wrong with the plan.
+        answer: The last answer of the planning model, or None.
     """
 
     def __init__(self, message: str, problems: Sequence[str] = (), answer: str | None = None) -> None:
@@ -190,6 +219,9 @@ class IdempotencyConflict(AgentRuntimeError):
 class RunBusy(AgentRuntimeError):
     """The run, or another run with its concurrency key, is already executing.
 
+    Args:
+        ago: How long ago the claim was, as text for the message.
+
     Attributes:
         run_id: The run that is executing. With `concurrency_key` set, that is the other run.
         worker: The worker that owns the run, or None if it is unknown.
@@ -219,10 +251,26 @@ class RunBusy(AgentRuntimeError):
 class RunFailed(AgentRuntimeError):
     """A run did not succeed.
 
+    Args:
+        message: The error message.
+
     Attributes:
         status: The final status of the run.
         error: The `ErrorInfo` of the run, or None.
         result: The `RunResult` of the run, or None.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunFailed
+        >>> class Broken(AgentRuntime):
+        ...     key = "broken"
+        ...     async def run(self, ctx):
+        ...         raise ValueError("no city")
+        >>> result = AgentRunner.open("memory://").execute_sync(Broken())
+        >>> try:
+        ...     result.raise_for_status()
+        ... except RunFailed as error:
+        ...     print(error.status, error.error.message)
+        failed no city
     """
 
     def __init__(self, message: str, status: str, error: object | None = None) -> None:
@@ -237,11 +285,12 @@ class LeaseLost(AgentRuntimeError):
 
     Another worker has claimed the run, or the run has ended.
 
+    Args:
+        name: The run id as the caller wrote it.
+
     Attributes:
         key: The run id.
         token: The claim token of the write that was rejected, or None.
-
-    `name` is the run id as the caller wrote it.
     """
 
     def __init__(self, key: str, token: str | None = None, name: str | None = None) -> None:
@@ -260,7 +309,13 @@ class TaskNotHeld(AgentRuntimeError):
 
 
 class JournalMismatch(AgentRuntimeError):
-    """The code no longer matches the journal: `recorded` is what the journal has, `found` what the code does."""
+    """The code no longer matches the journal: `recorded` is what the journal has, `found` what the code does.
+
+    Args:
+        message: The error message.
+        recorded: What the journal has, or None.
+        found: What the code does, or None.
+    """
 
     def __init__(self, message: str, *, recorded: str | None = None, found: str | None = None) -> None:
         self.recorded: str | None = recorded
@@ -276,6 +331,11 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
         reason: Why it cannot be stored.
         max_bytes: The size limit in bytes, if the value is too large.
         step_name: The step that returned the value, if it is the result of a step.
+
+    Examples:
+        >>> from agent_runtime_core import UnserialisableResult
+        >>> UnserialisableResult("$.items[3]", "a set", step_name="load").path
+        '$.items[3]'
     """
 
     def __init__(self, path: str, reason: str, *, max_bytes: int | None = None, step_name: str | None = None) -> None:
@@ -291,7 +351,13 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
 
 
 class RedactionFailed(AgentRuntimeError):
-    """The `redact` hook failed for a value of `kind`, which `owner` was to store; nothing was stored."""
+    """The `redact` hook failed for a value of `kind`, which `owner` was to store; nothing was stored.
+
+    Args:
+        kind: The kind of the value, as the hook gets it.
+        owner: What was to store the value.
+        reason: What the hook did, for the message.
+    """
 
     def __init__(self, kind: str, owner: str, reason: str) -> None:
         self.kind: str = kind
@@ -326,7 +392,13 @@ class StepExecutionError(AgentRuntimeError):
 
 
 class StepInDoubt(StepExecutionError):
-    """A step was interrupted, so its outcome is unknown; `message` begins with "it was"."""
+    """A step was interrupted, so its outcome is unknown; `message` begins with "it was".
+
+    Args:
+        step_name: The name of the step.
+        message: What happened; begins with "it was".
+        attempts: The number of attempts.
+    """
 
     def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
         super().__init__(step_name, message, attempts)
@@ -337,6 +409,12 @@ class EffectAlreadyDone(StepExecutionError):
     """A step was not run, because another fork of the run already did it or used its approval.
 
     `run_id` is the other run; `status` is "done", "begun" (its outcome is unknown) or "approved".
+
+    Args:
+        step_name: The name of the step.
+        message: The error message.
+        run_id: The other run.
+        status: "done", "begun" (its outcome is unknown) or "approved".
     """
 
     def __init__(self, step_name: str, message: str, run_id: str, status: str) -> None:
@@ -347,7 +425,11 @@ class EffectAlreadyDone(StepExecutionError):
 
 
 class StepCancelledError(AgentRuntimeError):
-    """The run was cancelled before this step."""
+    """The run was cancelled before this step.
+
+    Args:
+        step_name: The name of the step.
+    """
 
     def __init__(self, step_name: str) -> None:
         self.step_name = step_name
@@ -364,11 +446,19 @@ class LimitExceeded(AgentRuntimeError):
     Its text reaches the model and the customers of the run, so it contains no advice for operators. The command
     `agent-runtime show` prints how to raise the limit.
 
+    Args:
+        what: More about the use, for the message.
+
     Attributes:
         limit: The name of the limit in `RunLimits`.
         allowed: The value of the limit.
         used: What the run has used, in the unit of the limit.
         result: A `RunResult` with the output so far, or None.
+
+    Examples:
+        >>> from agent_runtime_core import LimitExceeded
+        >>> print(LimitExceeded("max_turns", 3, 3))
+        limit reached: max_turns=3, used 3
     """
 
     def __init__(self, limit: str, allowed: float, used: float, what: str = "") -> None:
@@ -382,6 +472,9 @@ class LimitExceeded(AgentRuntimeError):
 
 class OutputMismatch(AgentRuntimeError):
     """A model's answer does not have the requested type, or was truncated.
+
+    Args:
+        message: The error message.
 
     Attributes:
         text: The last answer.
@@ -414,6 +507,9 @@ class Postponed(AgentRuntimeError):
 class ProviderError(AgentRuntimeError):
     """A request to a model provider failed.
 
+    Args:
+        message: The error message.
+
     Attributes:
         provider: The name of the provider.
         model: The name of the model.
@@ -422,9 +518,9 @@ class ProviderError(AgentRuntimeError):
         retry_after: Seconds that the provider asks to wait, or None.
         usage: The usage that the provider reported for an answer that could not be used, as in `LLMResponse`.
         cost_usd: The cost that it reported for that answer, or None.
+        retriable: Whether the same request may succeed later.
     """
 
-    #: Whether the same request may succeed later.
     retriable: bool = False
 
     def __init__(
@@ -486,7 +582,14 @@ class StreamCut(ProviderError):
 
 
 class CircuitOpen(ProviderError, Postponed):
-    """The request was not sent, because this provider failed too often for this model. Retry after `after` seconds."""
+    """The request was not sent, because this provider failed too often for this model. Retry after `after` seconds.
+
+    Args:
+        message: The error message.
+        after: Seconds until the next request may be sent.
+        provider: The name of the provider.
+        model: The name of the model.
+    """
 
     def __init__(self, message: str = "", *, after: float, provider: str = "", model: str = "") -> None:
         self.after: float = after
@@ -515,6 +618,9 @@ class StorageCorrupt(StorageError):
 class UnknownEncryptionKey(StorageError):
     """Stored contents are encrypted with a key that the codec does not have.
 
+    Args:
+        has_codec: Whether a payload codec is set.
+
     Attributes:
         key_id: The id of that key.
         place: Whose contents these are, such as "input of run" and its id.
@@ -541,6 +647,10 @@ class StorageMoved(StorageError):
     """The store was moved to another one, or is not copied completely yet; nothing was written. Reads are possible.
 
     `to` names the other store. It is None for a store that is not copied completely.
+
+    Args:
+        message: The error message.
+        to: The other store, or None for a store that is not copied completely.
     """
 
     def __init__(self, message: str, to: str | None = None) -> None:
@@ -549,7 +659,12 @@ class StorageMoved(StorageError):
 
 
 class UnsafeRedis(StorageError):
-    """The Redis settings would lose runs; nothing was written. `refused` has the unsafe settings by name."""
+    """The Redis settings would lose runs; nothing was written. `refused` has the unsafe settings by name.
+
+    Args:
+        message: The error message.
+        refused: The unsafe settings by name, with the reason.
+    """
 
     def __init__(self, message: str, refused: Mapping[str, str]) -> None:
         self.refused: dict[str, str] = dict(refused)
@@ -557,7 +672,12 @@ class UnsafeRedis(StorageError):
 
 
 class UnsafePostgres(StorageError):
-    """The PostgreSQL database would lose or mix up runs; nothing was written. `refused` has what is unsafe, by name."""
+    """The PostgreSQL database would lose or mix up runs; nothing was written. `refused` has what is unsafe, by name.
+
+    Args:
+        message: The error message.
+        refused: The unsafe settings by name, with the reason.
+    """
 
     def __init__(self, message: str, refused: Mapping[str, str]) -> None:
         self.refused: dict[str, str] = dict(refused)

@@ -55,6 +55,11 @@ class ErrorInfo:
         stack: The traceback, or "".
         retriable: Whether the runner may execute the run again.
         details: More about the error, as JSON.
+
+    Examples:
+        >>> from agent_runtime_core import ErrorInfo
+        >>> ErrorInfo("ValueError", "no city").retriable
+        True
     """
 
     type: str
@@ -91,6 +96,11 @@ class RunResult:
         status: The final status.
         run_id: The id of the run.
         run_key: The run id that you passed, if it was not a UUID.
+
+    Examples:
+        >>> from agent_runtime_core import RunResult
+        >>> RunResult(final_output={"response": "done"}).final_output["response"]
+        'done'
     """
 
     final_output: dict[str, Any] = field(default_factory=dict)
@@ -105,8 +115,21 @@ class RunResult:
     def raise_for_status(self) -> RunResult:
         """Return this result if the run succeeded.
 
+        Returns:
+            This result.
+
         Raises:
             RunFailed: The run did not succeed; the message has the type and message of its error.
+
+        Examples:
+            >>> from agent_runtime_core import RunFailed, RunResult, RunStatus
+            >>> RunResult(status=RunStatus.SUCCEEDED).raise_for_status().status.value
+            'succeeded'
+            >>> try:
+            ...     RunResult(status=RunStatus.CANCELLED, run_key="report-1").raise_for_status()
+            ... except RunFailed as error:
+            ...     print(error)
+            run 'report-1' was cancelled
         """
         if self.error is None and self.status in (None, RunStatus.SUCCEEDED):
             return self
@@ -125,6 +148,12 @@ class ToolCallDict(dict[str, Any]):
     """A tool call in OpenAI's format, a dict with the properties `id`, `name` and `arguments`.
 
     `arguments` are as the model sent them, usually JSON text. The stored form is the plain dict.
+
+    Examples:
+        >>> from agent_runtime_core.interfaces import ToolCallDict
+        >>> call = ToolCallDict(id="1", function={"name": "add", "arguments": '{"a": 1}'})
+        >>> call.name, call.arguments
+        ('add', '{"a": 1}')
     """
 
     @property
@@ -160,6 +189,12 @@ class LLMResponse:
             accept the spellings of providers, such as "MAX_TOKENS".
         raw_response: The response of the provider's package. It is not stored.
         cost_usd: The cost in USD, or None for a model without a price.
+
+    Examples:
+        >>> from agent_runtime_core import LLMResponse
+        >>> call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        >>> LLMResponse({"role": "assistant", "tool_calls": [call]}).tool_calls[0].name
+        'add'
     """
 
     message: dict[str, Any]
@@ -187,6 +222,11 @@ class LLMStreamChunk:
         finish_reason: Why the answer ended.
         usage: The usage, as in `LLMResponse`.
         response: The complete answer.
+
+    Examples:
+        >>> from agent_runtime_core import LLMStreamChunk
+        >>> "".join(chunk.delta for chunk in [LLMStreamChunk("Hel"), LLMStreamChunk("lo")])
+        'Hello'
     """
 
     delta: str = ""
@@ -273,22 +313,66 @@ class RunContext(Protocol):
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
         turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Count, inside a step, a model call that this library did not make, against the limits of the run."""
+        """Count, inside a step, a model call that this library did not make, against the limits of the run.
+
+        Args:
+            model: The model that was called.
+            input_tokens: Tokens of the prompt.
+            output_tokens: Tokens of the answer.
+            cost_usd: The cost in USD. None means the configured price of the model.
+            turns: How many model calls this counts as.
+            tool_calls: How many tool calls this counts as.
+            trace: Further fields of the trace: `provider`, `input` and `output` in OpenAI's chat format,
+                `finish_reason`, `started_at` in seconds since 1970. They are not stored.
+
+        Raises:
+            LimitExceeded: A limit of the run is exceeded.
+        """
 
     def check_limits(self) -> None:
         """Raise LimitExceeded if a limit of the run is reached, so that no further model call may begin."""
 
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
-        """Report something to the trace sinks that is no event of the run."""
+        """Report something to the trace sinks that is no event of the run.
+
+        Args:
+            kind: The type of the report.
+            payload: Its fields.
+        """
 
     def own_conversation(self) -> None:
         """Declare, between steps, that the agent stores the conversation itself: the runner appends nothing."""
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
-        """Publish an event of this run; `payload` is JSON."""
+        """Publish an event of this run; `payload` is JSON.
+
+        Args:
+            event_type: An `EventType`, or a custom name.
+            payload: The fields of the event, which must be JSON-serializable.
+
+        Raises:
+            InvalidArgument: The type or the payload is invalid.
+        """
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
-        """Save `state` (JSON) as the run's checkpoint, replacing the previous one."""
+        """Save `state` (JSON) as the run's checkpoint, replacing the previous one.
+
+        Args:
+            state: A JSON-serializable dict. It replaces the last checkpoint.
+
+        Raises:
+            InvalidArgument: `state` is not a dict.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Pages(AgentRuntime):
+            ...     key = "pages"
+            ...     async def run(self, ctx):
+            ...         await ctx.checkpoint({"page": 3})
+            ...         return RunResult(final_output=await ctx.get_state())
+            >>> AgentRunner.open("memory://").execute_sync(Pages()).final_output
+            {'page': 3}
+        """
 
     async def get_state(self) -> dict[str, Any] | None:
         """Return the last checkpoint, or None."""
@@ -352,10 +436,26 @@ class RunContext(Protocol):
             StepExecutionError: The step failed after its last attempt.
             StepInDoubt: The outcome of the step is unknown and `on_in_doubt` is "fail".
             UnserialisableResult: The result cannot be stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Count(AgentRuntime):
+            ...     key = "count"
+            ...     async def run(self, ctx):
+            ...         n = await ctx.step("count", len, ["a", "b"], retries=3)
+            ...         return RunResult(final_output={"n": n})
+            >>> AgentRunner.open("memory://").execute_sync(Count()).final_output
+            {'n': 2}
         """
 
     def renamed(self, old: str, new: str) -> None:
-        """Declare that the step recorded as `old` is now called `new`."""
+        """Declare that the step recorded as `old` is now called `new`.
+
+        Args:
+            old: The recorded name.
+            new: The name in the present code.
+        """
 
     async def patched(self, name: str) -> bool:
         """Return whether this run takes the changed code: False if it went past this point before the change.
@@ -368,7 +468,12 @@ class RunContext(Protocol):
         """
 
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
-        """Wait `seconds`; the wait survives a restart. A long wait parks the run."""
+        """Wait `seconds`; the wait survives a restart. A long wait parks the run.
+
+        Args:
+            seconds: How long to wait.
+            key: Identifies the wait instead of the number of its use, as for `step`.
+        """
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Return the payload of the next signal with that name.
@@ -378,8 +483,26 @@ class RunContext(Protocol):
             timeout: Seconds to wait, or None for no limit.
             key: Identifies the wait among others of the same name.
 
+        Returns:
+            The payload.
+
         Raises:
             WaitTimeout: No signal arrived in time.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Order(AgentRuntime):
+            ...     key = "order"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output=await ctx.wait_for_signal("paid"))
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit(Order(), run_id="order-1")
+            ...         await runner.signal("order-1", "paid", {"amount": 5})
+            ...         return (await runner.execute(Order(), run_id="order-1")).final_output
+            >>> asyncio.run(main())
+            {'amount': 5}
         """
 
     async def approve(
@@ -399,6 +522,9 @@ class RunContext(Protocol):
             schema: A JSON Schema that the answer must match.
             timeout: Seconds to wait, or None for no limit.
             key: Identifies the wait among others of the same name.
+
+        Returns:
+            The answer, which matches `schema`.
 
         Raises:
             WaitTimeout: No answer arrived in time.
@@ -424,26 +550,73 @@ class RunContext(Protocol):
             key: Identifies the child among others of the same agent.
             params: Merged into the "params" of the input.
 
+        Returns:
+            The result of the child run, which succeeded.
+
         Raises:
             RunFailed: The child did not succeed.
             UnknownAgent: No agent with that key is registered.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Double(AgentRuntime):
+            ...     key = "double"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output={"n": 2 * ctx.params["n"]})
+            >>> class Four(AgentRuntime):
+            ...     key = "four"
+            ...     async def run(self, ctx):
+            ...         twice = await ctx.call(Double(), params={"n": 2})
+            ...         return RunResult(final_output=twice.final_output)
+            >>> AgentRunner.open("memory://").execute_sync(Four()).final_output
+            {'n': 4}
         """
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run the plain function `fn(conn, *args)` as a step that commits together with its own record.
+
+        Args:
+            name: Name of the step.
+            fn: A plain function, called as `fn(conn, *args)`.
+            *args: Further arguments of `fn`.
+
+        Returns:
+            What `fn` returned.
 
         Raises:
             NotSupported: The state store is not on SQLite or PostgreSQL.
         """
 
     async def now(self, *, key: str | None = None) -> datetime:
-        """Return the current time in UTC. It is recorded: a resumed run gets the same value."""
+        """Return the current time in UTC. It is recorded: a resumed run gets the same value.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Clock(AgentRuntime):
+            ...     key = "clock"
+            ...     async def run(self, ctx):
+            ...         now = await ctx.now()
+            ...         return RunResult(final_output={"zone": str(now.tzinfo)})
+            >>> AgentRunner.open("memory://").execute_sync(Clock()).final_output
+            {'zone': 'UTC'}
+        """
 
     async def random(self, *, key: str | None = None) -> float:
-        """Return a random number in [0, 1). It is recorded: a resumed run gets the same value."""
+        """Return a random number in [0, 1). It is recorded: a resumed run gets the same value.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
-        """Return a random UUID. It is recorded: a resumed run gets the same value."""
+        """Return a random UUID. It is recorded: a resumed run gets the same value.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
 
 
 class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
@@ -458,6 +631,27 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
 
     `key` identifies the agent in its registry. It may be a class attribute or a property. `run` may also be a plain
     function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
+
+    Attributes:
+        code_version: Names the code of this agent. A run is continued only by code of the version that began it. None:
+            by any code.
+        accepts_code_versions: Other versions whose runs this code continues.
+        run_timeout_seconds: Time limit of an attempt in seconds, instead of the runner's, higher or lower;
+            `float("inf")` is no limit.
+        stall_timeout_seconds: Seconds after which an attempt that records nothing ends, instead of the runner's;
+            `float("inf")` is no limit.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import AgentRuntime, RunResult, run_agent_test
+        >>> class Greeter(AgentRuntime):
+        ...     key = "greeter"
+        ...     async def run(self, ctx):
+        ...         name = await ctx.step("name", str.title, ctx.params["name"])
+        ...         return RunResult(final_output={"response": f"Hello, {name}!"})
+        >>> result, ctx = asyncio.run(run_agent_test(Greeter(), params={"name": "ada"}))
+        >>> result.final_output
+        {'response': 'Hello, Ada!'}
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -476,13 +670,9 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
         def key(self) -> str:
             """The key of this agent, unique in its registry."""
 
-    #: Names the code of this agent. A run is continued only by code of the version that began it. None: by any code.
     code_version: str | None = None
-    #: Other versions whose runs this code continues.
     accepts_code_versions: Collection[str] = ()
-    #: Time limit of an attempt in seconds, instead of the runner's, higher or lower; `float("inf")` is no limit.
     run_timeout_seconds: float | None = None
-    #: Seconds after which an attempt that records nothing ends, instead of the runner's; `float("inf")` is no limit.
     stall_timeout_seconds: float | None = None
 
     #: Schedules that a worker with this agent stores: options of `runner.schedules.put`. See `schedule`.
@@ -524,10 +714,20 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
 
             When the run is resumed, this method is called again from its beginning; completed steps return their saved
             results. A plain `def run(self, ctx: SyncRunContext)` runs in a thread of its own.
+
+            Args:
+                ctx: The context of the run.
+
+            Returns:
+                The result of the run.
             """
 
         async def cancel(self, ctx: RunContext) -> None:
-            """Clean up after the run was cancelled, for at most the grace period; does nothing by default."""
+            """Clean up after the run was cancelled, for at most the grace period; does nothing by default.
+
+            Args:
+                ctx: The context of the run.
+            """
 
         async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
             """Return what to record of an error that `run` raised, and whether to retry; None for the default.
@@ -589,20 +789,50 @@ class LLMClient(ABC):
     ) -> AsyncIterator[LLMStreamChunk]:
         """Yield the answer in chunks, as an async generator; the last one has the complete `response`.
 
+        Args:
+            messages: The conversation.
+            model: The model; None for the client's default.
+            tools: The tools that the model may call.
+            **kwargs: Further options of the provider.
+
         Raises:
             ProviderError: The request failed, or the answer ended before it was complete.
         """
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
-        """Return one embedding vector for each text; NotSupported if the client has none."""
+        """Return one embedding vector for each text; NotSupported if the client has none.
+
+        Args:
+            texts: The texts.
+            model: The embedding model; None for the client's default.
+
+        Raises:
+            NotSupported: The client cannot make embeddings.
+        """
         raise self._not_supported("embed")
 
     async def moderate(self, text: str, *, model: str | None = None) -> dict[str, Any]:
-        """Return the provider's moderation result for a text; NotSupported if the client has none."""
+        """Return the provider's moderation result for a text; NotSupported if the client has none.
+
+        Args:
+            text: The text.
+            model: The moderation model; None for the client's default.
+
+        Raises:
+            NotSupported: The client cannot moderate.
+        """
         raise self._not_supported("moderate")
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
-        """Return the number of tokens of a prompt; NotSupported if the client cannot count."""
+        """Return the number of tokens of a prompt; NotSupported if the client cannot count.
+
+        Args:
+            messages: The conversation.
+            tools: The tools of the request.
+
+        Raises:
+            NotSupported: The client cannot count.
+        """
         raise self._not_supported("count_tokens")
 
     def _not_supported(self, operation: str) -> NotSupported:
@@ -619,6 +849,11 @@ def current_run() -> RunContext | None:
     Code that gets no context as an argument finds it here, for example code that a framework calls. It is found in
     steps and tools, in tasks that the run has started, and in the threads of plain functions and of
     `asyncio.to_thread`. In a thread, call its coroutine functions with `portal.from_thread(ctx.step, ...)`.
+
+    Examples:
+        >>> from agent_runtime_core import current_run
+        >>> current_run() is None
+        True
     """
     active = ACTIVE_RUN.get()
     return None if active is None else active.context()
@@ -634,19 +869,54 @@ class TraceSink:
         runner = AgentRunner(trace_sinks=[PrintSink()])
 
     Most methods are called by a thread of the tracer, not by the run itself.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, TraceSink
+        >>> class Kept(TraceSink):
+        ...     outcomes = []
+        ...     def end_run(self, run_id, outcome, metadata=None):
+        ...         self.outcomes.append(outcome)
+        >>> class Hello(AgentRuntime):
+        ...     key = "hello"
+        ...     async def run(self, ctx):
+        ...         return RunResult()
+        >>> async def main():
+        ...     async with AgentRunner(trace_sinks=[Kept()]) as runner:
+        ...         await runner.execute(Hello())
+        >>> asyncio.run(main())
+        >>> Kept.outcomes
+        ['succeeded']
     """
 
     #: Whether the sink uses prompts and answers. If no sink does, the messages of frameworks are not converted for it.
     content: bool = True
 
     def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
-        """A process began to execute the run; `metadata` has `time` in seconds since 1970."""
+        """A process began to execute the run; `metadata` has `time` in seconds since 1970.
+
+        Args:
+            run_id: The run.
+            metadata: About the execution; `time` is in seconds since 1970.
+        """
 
     def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
-        """An event of the run, a model call (`llm.call`) or a tool call (`tool.done`)."""
+        """An event of the run, a model call (`llm.call`) or a tool call (`tool.done`).
+
+        Args:
+            run_id: The run.
+            event_type: The type of the event.
+            payload: The fields of the event.
+        """
 
     def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
-        """The process stopped executing the run; `outcome` says why."""
+        """The process stopped executing the run; `outcome` says why.
+
+        Args:
+            run_id: The run.
+            outcome: Why the process stopped executing the run, such as "succeeded".
+            metadata: About the execution; `time` is in seconds since 1970.
+        """
 
     def flush(self) -> None:
         """Send what is buffered; called when the tracer closes."""

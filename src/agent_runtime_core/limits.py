@@ -43,6 +43,11 @@ class RunLimits:
 
     Raises:
         InvalidArgument: A value is invalid.
+
+    Examples:
+        >>> from agent_runtime_core import RunLimits
+        >>> RunLimits(max_turns=20, max_cost_usd=0.5).as_dict()
+        {'max_turns': 20, 'max_cost_usd': 0.5}
     """
 
     max_turns: int | None = None
@@ -61,8 +66,16 @@ class RunLimits:
     def of(cls, given: RunLimits | Mapping[str, Any] | None) -> RunLimits:
         """Return limits from `RunLimits`, from a dict of their fields, or from None (no limits).
 
+        Args:
+            given: The limits.
+
         Raises:
             InvalidArgument: A field is unknown or invalid.
+
+        Examples:
+            >>> from agent_runtime_core import RunLimits
+            >>> RunLimits.of({"max_turns": 3}).max_turns
+            3
         """
         if isinstance(given, RunLimits):
             return given
@@ -76,7 +89,16 @@ class RunLimits:
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
-        """Return the smaller value of each limit; estimates count if either counts them."""
+        """Return the smaller value of each limit; estimates count if either counts them.
+
+        Args:
+            other: The limits to compare with, as in `of`.
+
+        Examples:
+            >>> from agent_runtime_core import RunLimits
+            >>> RunLimits(max_turns=5).stricter({"max_turns": 3, "max_tokens": 1000}).as_dict()
+            {'max_turns': 3, 'max_tokens': 1000}
+        """
         others = RunLimits.of(other)
         if others is NO_LIMITS or self is NO_LIMITS:  # most runs
             return self if others is NO_LIMITS else others
@@ -85,7 +107,13 @@ class RunLimits:
         return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults."""
+        """Return the fields that differ from their defaults.
+
+        Examples:
+            >>> from agent_runtime_core import RunLimits
+            >>> RunLimits(max_tokens=1000).as_dict()
+            {'max_tokens': 1000}
+        """
         return {name: value for name in _NAMES if (value := getattr(self, name)) is not None and value is not False}
 
 

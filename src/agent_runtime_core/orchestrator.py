@@ -42,7 +42,14 @@ _MOST_KEPT: Final = 100  # responses in `runs`: each may have megabytes of resul
 
 
 class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
-    """Status of a run. A waiting run is RUNNING; a cancelled, timed-out or dead run is FAILED."""
+    """Status of a run. A waiting run is RUNNING; a cancelled, timed-out or dead run is FAILED.
+
+    Attributes:
+        PENDING: The run waits for a worker.
+        RUNNING: The run is executing, or waits.
+        COMPLETED: The run has succeeded.
+        FAILED: The run failed, timed out, was cancelled or is dead.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
@@ -136,7 +143,19 @@ class OrchestratorSettings:
 
     @classmethod
     def of(cls, given: OrchestratorSettings | Mapping[str, Any] | None) -> OrchestratorSettings:
-        """Return settings from `OrchestratorSettings`, from a dict of their fields, or from None (the defaults)."""
+        """Return settings from `OrchestratorSettings`, from a dict of their fields, or from None (the defaults).
+
+        Args:
+            given: The settings.
+
+        Raises:
+            InvalidArgument: `given` is of another type, or a value is invalid.
+
+        Examples:
+            >>> from agent_runtime_core.orchestrator import OrchestratorSettings
+            >>> OrchestratorSettings.of({"max_retries": 5}).max_retries
+            5
+        """
         if given is None or isinstance(given, cls):
             return given or cls()
         if not isinstance(given, Mapping):
@@ -164,6 +183,16 @@ class Orchestrator:
         client: The model client for the llm_call steps of plans.
         key: The agent key of the runs.
         work: Whether this process executes the runs. With False, a worker that has registered `agent` executes them.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.orchestrator import Orchestrator
+        >>> async def main():
+        ...     async with Orchestrator() as orchestrator:
+        ...         run = await orchestrator.create_run(prompt="add 3 and 4")
+        ...         return (await orchestrator.wait(run.run_id)).result
+        >>> asyncio.run(main())
+        7
     """
 
     def __init__(
@@ -226,6 +255,9 @@ class Orchestrator:
             max_steps: The most steps of the plan that are executed, from 1 to 100.
             idempotency_key: A second call with the same key returns the existing run.
 
+        Returns:
+            The run.
+
         Raises:
             InvalidArgument: The request is invalid.
             IdempotencyConflict: The key was used with another prompt.
@@ -257,6 +289,9 @@ class Orchestrator:
     async def get_run(self, run_id: UUID | str) -> RunResponse:
         """Return a run with the step attempts that have ended.
 
+        Args:
+            run_id: The id of the run.
+
         Raises:
             RunNotFound: The orchestrator has no run with that id (also a ValueError and a KeyError).
         """
@@ -268,6 +303,9 @@ class Orchestrator:
         Args:
             run_id: The id of the run.
             timeout: Seconds to wait, or None for no limit.
+
+        Returns:
+            The run, which has ended.
 
         Raises:
             TimeoutError: The run has not ended in time.

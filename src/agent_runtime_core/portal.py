@@ -99,9 +99,18 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
+    Returns:
+        The result.
+
     Raises:
         PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or the interpreter shuts
             down.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner
+        >>> from agent_runtime_core.portal import call
+        >>> call(AgentRunner.open("memory://").runs)
+        []
     """
     takes_function("portal.call", fn)
     refuse_at_exit("portal.call", fn)
@@ -130,8 +139,25 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
+    Returns:
+        The result.
+
     Raises:
         PortalMisuse: `fn` is not a function, this thread belongs to no run, or the interpreter shuts down.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+        >>> from agent_runtime_core.portal import from_thread
+        >>> async def double(n):
+        ...     return 2 * n
+        >>> def work():  # a plain function of a step runs in a thread
+        ...     return from_thread(double, 21)
+        >>> class Worker(AgentRuntime):
+        ...     key = "worker"
+        ...     async def run(self, ctx):
+        ...         return RunResult(final_output={"n": await ctx.step("work", work)})
+        >>> AgentRunner.open("memory://").execute_sync(Worker()).final_output
+        {'n': 42}
     """
     takes_function("from_thread", fn)
     refuse_at_exit("from_thread", fn)
@@ -169,9 +195,20 @@ def iterate(fn: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
+    Yields:
+        The values of the async iterator.
+
     Raises:
         PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or the interpreter shuts
             down.
+
+    Examples:
+        >>> from agent_runtime_core.portal import iterate
+        >>> async def count():
+        ...     for n in range(3):
+        ...         yield n
+        >>> list(iterate(count))
+        [0, 1, 2]
     """
     if not callable(fn):
         raise PortalMisuse(f"fn must be a function, got {shown(fn)}. Write portal.iterate(function, arguments)")

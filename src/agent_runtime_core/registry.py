@@ -109,6 +109,18 @@ class Registry:
             InvalidArgument: The argument is not an agent, a time limit is invalid, or the key belongs to an agent of
                 another class.
             UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRuntime, RunResult
+            >>> from agent_runtime_core.registry import Registry
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         return RunResult()
+            >>> registry = Registry()
+            >>> registry.register(Hello(), run_timeout_seconds=60)
+            >>> registry.keys()
+            ['hello']
         """
         limits: dict[str, Any] = {}
         for name, value in zip(TIME_LIMITS, (run_timeout_seconds, stall_timeout_seconds), strict=True):
@@ -126,7 +138,11 @@ class Registry:
         self._agents[key] = entry
 
     def get(self, key: str) -> AgentRuntime | None:
-        """Return the agent with that key, or None."""
+        """Return the agent with that key, or None.
+
+        Args:
+            key: The key of the agent.
+        """
         entry = self._agents.get(key) if isinstance(key, str) else None
         return entry.agent if entry else None
 
@@ -134,6 +150,9 @@ class Registry:
         """Return the time limits that this agent has instead of its runner's, by the name of the setting.
 
         The arguments of `register` have priority over the attributes of the agent.
+
+        Args:
+            runtime: The agent.
         """
         limits: dict[str, Any] = {}  # each run comes here
         for name in TIME_LIMITS:
@@ -147,7 +166,14 @@ class Registry:
         return list(self._agents)
 
     def unregister(self, key: str) -> bool:
-        """Remove an agent; return False if no agent has that key."""
+        """Remove an agent; return False if no agent has that key.
+
+        Args:
+            key: The key of the agent.
+
+        Returns:
+            Whether an agent had that key.
+        """
         return isinstance(key, str) and self._agents.pop(key, None) is not None
 
     def clear(self) -> None:
@@ -176,29 +202,75 @@ class Preferring(Registry):
         return preferred if preferred is not None and type(preferred) is type(registered) else registered
 
 
-#: The registry of the functions below, and of every runner without a registry of its own.
 DEFAULT = Registry()
+"""The registry of the functions below, and of every runner without a separate registry."""
 
 
 def register_runtime(
     runtime: AgentRuntime, *, run_timeout_seconds: float | None = None, stall_timeout_seconds: float | None = None
 ) -> None:
-    """Add an agent to the default registry; see `Registry.register`."""
+    """Add an agent to the default registry; see `Registry.register`.
+
+    Args:
+        runtime: The agent.
+        run_timeout_seconds: As in `Registry.register`, in seconds.
+        stall_timeout_seconds: As in `Registry.register`, in seconds.
+
+    Raises:
+        InvalidArgument: As in `Registry.register`.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRuntime, RunResult, list_runtimes, register_runtime, unregister_runtime
+        >>> class Report(AgentRuntime):
+        ...     key = "report-of-the-month"
+        ...     async def run(self, ctx):
+        ...         return RunResult()
+        >>> register_runtime(Report())
+        >>> "report-of-the-month" in list_runtimes()
+        True
+        >>> unregister_runtime("report-of-the-month")
+        True
+    """
     DEFAULT.register(runtime, run_timeout_seconds=run_timeout_seconds, stall_timeout_seconds=stall_timeout_seconds)
 
 
 def get_runtime(key: str) -> AgentRuntime | None:
-    """Return the agent with that key from the default registry, or None."""
+    """Return the agent with that key from the default registry, or None.
+
+    Args:
+        key: The key of the agent.
+
+    Examples:
+        >>> from agent_runtime_core import get_runtime
+        >>> get_runtime("unknown") is None
+        True
+    """
     return DEFAULT.get(key)
 
 
 def list_runtimes() -> list[str]:
-    """Return the keys of the default registry in the order of registration."""
+    """Return the keys of the default registry in the order of registration.
+
+    Returns:
+        The keys.
+    """
     return DEFAULT.keys()
 
 
 def unregister_runtime(key: str) -> bool:
-    """Remove an agent from the default registry; return False if no agent has that key."""
+    """Remove an agent from the default registry; return False if no agent has that key.
+
+    Args:
+        key: The key of the agent.
+
+    Returns:
+        Whether an agent had that key.
+
+    Examples:
+        >>> from agent_runtime_core import unregister_runtime
+        >>> unregister_runtime("unknown")
+        False
+    """
     return DEFAULT.unregister(key)
 
 

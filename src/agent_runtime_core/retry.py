@@ -31,6 +31,12 @@ def fixed(delay: float) -> Delay:
 
     Raises:
         InvalidArgument: `delay` is negative, infinite or not a number.
+
+    Examples:
+        >>> import random
+        >>> from agent_runtime_core.retry import fixed
+        >>> fixed(1.5)(1, random.Random())
+        1.5
     """
     seconds = at_least_zero("delay", delay)
     return lambda attempt, chance: seconds
@@ -53,6 +59,13 @@ class Backoff:
 
     Raises:
         InvalidArgument: A value is out of range.
+
+    Examples:
+        >>> import random
+        >>> from agent_runtime_core import Backoff
+        >>> delay = Backoff(base=0.5, maximum=30, jitter="none")
+        >>> [delay(attempt, random.Random()) for attempt in (1, 2, 3)]
+        [0.5, 1.0, 2.0]
     """
 
     base: float = 1.0
@@ -79,8 +92,18 @@ class Backoff:
 def run_backoff(base: float, attempt: int, maximum: float) -> float:
     """Return the seconds before run attempt number `attempt` is retried: `base ** attempt`, at most `maximum`.
 
+    Args:
+        base: The base of the power.
+        attempt: The number of the attempt, from 0.
+        maximum: The longest delay in seconds.
+
     Raises:
         InvalidArgument: An argument is negative.
+
+    Examples:
+        >>> from agent_runtime_core.retry import run_backoff
+        >>> run_backoff(2, 3, 300)
+        8.0
     """
     if attempt < 0:
         raise must("attempt", "be at least 0", attempt)

@@ -12,13 +12,24 @@ __all__ = ["TERMINAL", "TRANSITIONS", "RunStatus", "StepStatus", "check"]
 
 
 class RunStatus(StrEnum):
-    """Status of a run.
+    """Status of a run. The value of a member is its name in lower case.
 
-    PENDING: the run waits for a worker.
-    RUNNING: a worker executes the run.
-    WAITING: the run is parked until a timer, a signal or a child run.
-    SUCCEEDED, FAILED, CANCELLED, TIMED_OUT: the run has finished.
-    DEAD: the run crashed its workers too often; it is in the dead-letter queue.
+    Attributes:
+        PENDING: The run is stored and waits for a worker, also between attempts and while it is deferred.
+        RUNNING: A worker executes the run.
+        WAITING: The run is parked until a timer, a signal, an approval or a child run. No process has a claim.
+        SUCCEEDED: The run has finished with a result.
+        FAILED: The last attempt of the run failed, or its error allows no other attempt.
+        CANCELLED: The run was stopped by a request.
+        TIMED_OUT: An attempt took too long or stalled, the deadline passed, or the run did not start in time.
+        DEAD: The run crashed its workers too often in a row without progress. It is in the dead-letter queue.
+
+    Examples:
+        >>> from agent_runtime_core import RunStatus
+        >>> RunStatus("timed_out").name
+        'TIMED_OUT'
+        >>> RunStatus.FAILED == "failed"
+        True
     """
 
     PENDING = "pending"
@@ -32,7 +43,16 @@ class RunStatus(StrEnum):
 
 
 class StepStatus(str, Enum):  # noqa: UP042
-    """Status of a step."""
+    """Status of a step. The value of a member is its name in lower case.
+
+    Attributes:
+        PENDING: The step has not started.
+        RUNNING: The step is executing.
+        COMPLETED: The step has a saved result.
+        FAILED: The step failed after its last attempt.
+        SKIPPED: The step was not executed.
+        CANCELLED: The step was cancelled.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
@@ -43,6 +63,7 @@ class StepStatus(str, Enum):  # noqa: UP042
 
 
 TERMINAL = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.DEAD})
+"""The statuses of runs that have finished."""
 
 _PAST: Mapping[str, str] = {
     RunStatus.SUCCEEDED: "has succeeded",
@@ -74,8 +95,6 @@ def failure_reason(status: str, kind: str | None, message: str) -> str:
 
 _REOPEN = {RunStatus.PENDING: True, RunStatus.RUNNING: True}
 
-#: Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),
-#: `execute` or `open_run` (to running). A run that succeeded keeps its status: the same id returns its saved result.
 TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
     {
         RunStatus.PENDING: {RunStatus.RUNNING: False, RunStatus.CANCELLED: False},
@@ -92,6 +111,8 @@ TRANSITIONS: Mapping[RunStatus, Mapping[RunStatus, bool]] = MappingProxyType(
         RunStatus.DEAD: _REOPEN,
     }
 )
+"""Old status, new status, and whether the transition needs an explicit call: `resume` or `requeue` (to pending),
+`execute` or `open_run` (to running). A run that succeeded keeps its status: the same id returns its saved result."""
 
 
 def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -> None:
@@ -104,6 +125,11 @@ def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -
 
     Raises:
         IllegalTransition: The table has no such transition, or it needs an explicit call.
+
+    Examples:
+        >>> from agent_runtime_core.status import check
+        >>> check("pending", "running")
+        >>> check("failed", "pending", reopen=True)
     """
     present, wanted = RunStatus(old), RunStatus(new)
     explicit = TRANSITIONS[present].get(wanted)

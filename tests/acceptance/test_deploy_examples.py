@@ -188,11 +188,16 @@ def test_the_lines_of_the_dockerfile_run(tmp_path: Path) -> None:
     for name in REPLACED:
         script(replaced / name, f'printf "%s " {name} "$@" >> {calls}; echo >> {calls}')
     app = tmp_path / "app"
+    app.mkdir()
+    [wheel] = [source for source, _ in image.copies if source.endswith(".whl")]
+    (app / wheel.replace("*", "1.0")).touch()
     path = {"PATH": f"{replaced}:{programs}:{os.environ['PATH']}"}
     for line in image.runs:
         subprocess.run(["sh", "-e", "-c", line.replace("/app", str(app))], env={**os.environ, **path}, check=True)
     assert image.workdir == "/app"
     for source, target in image.copies:
+        if source == wheel:
+            continue
         shutil.copy(DEPLOY / source, target.replace("/app/", f"{app}/"))
     environment = {**path, **image.environment, "AGENT_RUNTIME_BACKEND_URL": f"sqlite:///{app}/data/agents.db"}
     worker_options(image.command)
@@ -210,10 +215,10 @@ def test_the_lines_of_the_dockerfile_run(tmp_path: Path) -> None:
 def installed(calls: str) -> None:
     """What pip is asked for is this package, with an extra that it has."""
     [line] = [each for each in calls.splitlines() if each.startswith("pip ")]
-    found = re.fullmatch(r"pip install --no-cache-dir ([\w-]+)\[(\w+)\] ", line)
+    found = re.fullmatch(r"pip install --no-cache-dir \S+/(\w+)-[\d.]+\.whl\[(\w+)\] ", line)
     assert found, line
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert found[1] == project["name"]
+    assert found[1] == project["name"].replace("-", "_")
     assert found[2] in project["optional-dependencies"]
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("pydantic_ai")
 
 from pydantic_ai import Agent
-from pydantic_ai.capabilities import AbstractCapability, RequestInput
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import CallDeferred
 from pydantic_ai.tools import DeferredToolRequests
 from pydantic_ai.tools import RunContext as AgentRunContext
@@ -34,6 +34,14 @@ from agent_runtime_core.integrations.pydantic_ai import Durable, publish_text
 from agent_runtime_core.registry import Registry
 from tests.support.pydantic_ai_models import Turns, once
 from tests.support.runs import Script, soon
+
+
+def request_input(*args: Any, **options: Any) -> AbstractCapability[Any]:
+    """Return a capability of Pydantic AI 2.68 and later."""
+    pytest.importorskip("pydantic_ai.external_events")
+    from pydantic_ai.capabilities import RequestInput
+
+    return RequestInput(*args, **options)
 
 
 async def begun(runner: AgentRunner, agent: AgentRuntime) -> asyncio.Task[RunResult]:
@@ -157,7 +165,7 @@ async def test_a_call_that_is_answered_from_outside_waits_for_a_signal() -> None
         tokens.append(token)
         handed_out.set()
 
-    agent = Agent(turns.model, name="waits", capabilities=[Durable(), RequestInput(ask, name="lookup")])
+    agent = Agent(turns.model, name="waits", capabilities=[Durable(), request_input(ask, name="lookup")])
 
     @agent.tool_plain
     def look() -> str:
@@ -177,7 +185,7 @@ async def test_a_call_that_is_answered_from_outside_waits_for_a_signal() -> None
 
 async def test_a_call_that_nobody_answers_in_time_fails() -> None:
     turns = Turns([("look", {})], ["done"])
-    request = RequestInput(lambda ctx, requests, token: None, name="lookup", timeout=timedelta(milliseconds=1))
+    request = request_input(lambda ctx, requests, token: None, name="lookup", timeout=timedelta(milliseconds=1))
     agent = Agent(turns.model, name="waits", capabilities=[Durable(), request])
 
     @agent.tool_plain
@@ -358,7 +366,7 @@ async def test_a_run_with_two_agents_is_parked_when_both_ask() -> None:
 
 async def test_a_run_whose_agent_waits_for_a_signal_is_parked() -> None:
     turns, tokens = Turns([("look", {})], ["done"]), list[str]()
-    request = RequestInput(lambda ctx, requests, token: tokens.append(token), name="lookup")
+    request = request_input(lambda ctx, requests, token: tokens.append(token), name="lookup")
     agent = Agent(turns.model, name="waits", capabilities=[Durable(), request])
 
     @agent.tool_plain

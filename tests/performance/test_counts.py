@@ -44,7 +44,7 @@ CEILINGS: dict[str, float] = {
     "agent turn, SQLite": 264,
     "step with a trace sink, SQLite": 140,
     "thread changes of an agent turn, SQLite": 1,
-    "run without steps, Redis": 463,
+    "run without steps, Redis": 475,
     "submit, Redis": 140,
     "drained run at 16, Redis": 325,
     "agent turn, Redis": 460,

@@ -32,6 +32,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ ROOT = Path(__file__).parents[2]
 #: The server on the pages, for each kind.
 SERVERS = {"redis": "redis://localhost:6379/0", "postgres": "//localhost/app"}
 PORT = "127.0.0.1:8000"
+MARK = "--- block"
 PYTHON, SHELL, OUTPUT = {"python", "py", "python3"}, {"bash", "console"}, "output"
 #: Languages of blocks that show something and are not run.
 SHOWN = {
@@ -137,6 +139,25 @@ def _body(lines: Iterator[tuple[int, str]], fence: str, indent: int) -> str:
             return "\n".join(body) + "\n"
         body.append(line[indent:])
     raise DocsError(f"a block opened with {fence!r} is never closed")
+
+
+def in_a_file(page: str) -> str | None:
+    """Return a page as one file, in the way that docs/index.md describes, or None if it is no single program.
+
+    The file prints MARK and the line of a block before the output of that block.
+    """
+    blocks = [each for each in blocks_of(page) if not each.file]
+    if any(each.language in SHELL or each.setup or each.needs for each in blocks if not each.skip_run):
+        return None
+    parts = [
+        f'print("{MARK}", {each.line})\n{each.text}' for each in blocks if each.language in PYTHON and not each.skip_run
+    ]
+    body = re.sub(r"\basyncio\.run\((.*)\)", r"await \1", "\n".join(parts))
+    return (
+        f"import asyncio\n\n\nasync def main():\n{textwrap.indent(body, '    ')}\n\nasyncio.run(main())\n"
+        if parts
+        else None
+    )
 
 
 def compiled(text: str, where: str, first_line: int) -> CodeType:

@@ -93,6 +93,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"agents_of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     (tmp_path / "torn.py").write_text("def broken(:\n")
+    (tmp_path / "program.py").write_text("import asyncio\nasyncio.run(None)\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "lacking.py").write_text("import no_such_package_anywhere\n")
     return name
 
@@ -698,6 +700,8 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:later", "must be a sync function"),
         ("{m}:inner", "must not store runs in memory"),
         ("torn:x", "torn cannot be imported: SyntaxError"),
+        ("program:x", 'Move that line under if __name__ == "__main__":'),
+        ("script:x", 'Move that line under if __name__ == "__main__":'),
         ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
 )

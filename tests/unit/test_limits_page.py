@@ -85,7 +85,7 @@ CODE: Final[dict[str, float]] = {
     "Wait in memory before a run is parked": RuntimeConfig.park_after,
     "Grace time of active runs on SIGTERM": RunnerConfig.grace_seconds,
     "Time to stop after the grace time": settings.SHUTDOWN_SECONDS,
-    "Time that a crash suspect has a worker to itself": claim.ISOLATION_TIMEOUT,
+    "Time in which a suspected poison run is alone in its worker": claim.ISOLATION_TIMEOUT,
     "Wait of a resumed run for a free slot": worker.REGAIN_TIMEOUT,
     "Commit on SQLite": group_commit.COMMIT_TIMEOUT,
     "Wait for another program that has locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,
@@ -101,7 +101,7 @@ CODE: Final[dict[str, float]] = {
     "One model call with all its retries": Timeouts.total,
     "Longest `Retry-After` that a client obeys": Retries.retry_after_cap,
     "Stored data of a session, on SQLite, Redis and PostgreSQL": stores.SESSION_TTL,
-    "Delay, deadline or wait": clock.TOO_LATE,
+    "Delay, deadline or wait, always below": clock.TOO_LATE,
     "Size of the WAL at which it is checkpointed": writer.WAL_SIZE,
     "Size of a SQLite file that `vacuum` compacts": sqlite.LARGE,
 }

@@ -33,11 +33,12 @@ class Clock:
     #: Most seconds between two reads of the wall clock while a duration lasts in memory.
     wall_check: float = 5.0
 
-    #: The last UUIDv7, without its fixed bits, so that the next one can be greater.
     last_id: int = 0
-    #: The next ids that share their random bits, for the millisecond `ids_ms` of wall time.
+    """The last UUIDv7, without its fixed bits, so that the next one can be greater."""
     ids: Iterator[str] = iter(())
+    """The next ids that share their random bits, for the millisecond `ids_ms` of wall time."""
     ids_ms: int = -1
+    """The millisecond of wall time that `ids` are for; -1 before the first."""
 
     def __init__(self, seed: int | None = None) -> None:
         # A generator in this process, because that of the system would cost a system call each time.
@@ -66,10 +67,19 @@ class Clock:
         self.ids = iter(())
 
     async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds.
+
+        Args:
+            seconds: The seconds to wait.
+        """
         await asyncio.sleep(seconds)
 
     async def sleep_for(self, seconds: float) -> None:
-        """Sleep for a duration: until the wall clock or the sleep itself says that it is over."""
+        """Sleep for a duration: until the wall clock or the sleep itself says that it is over.
+
+        Args:
+            seconds: The seconds to wait.
+        """
         until = self.wall() + seconds
         while seconds > 0:
             step = min(seconds, self.wall_check)
@@ -81,6 +91,13 @@ class Clock:
 
         The seconds are those of the event loop, which a test clock does not move. In the context of its caller the
         callback would belong to a run, and keep what the caller's context variables hold.
+
+        Args:
+            seconds: The seconds to wait.
+            callback: The function to call.
+
+        Returns:
+            A handle that can cancel the call.
         """
         return asyncio.get_running_loop().call_later(seconds, callback, context=Context())
 

@@ -81,6 +81,16 @@ def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None
     (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12). The package `jsonschema`, if it is installed,
     checks the other keywords. Without it they are ignored. A pattern that is not a regular expression of Python is
     always ignored.
+
+    Args:
+        value: The value.
+        schema: The JSON Schema.
+        path: How messages name the value.
+
+    Examples:
+        >>> from agent_runtime_core.schema import misfit
+        >>> misfit({"n": 1}, {"type": "object", "properties": {"n": {"type": "integer"}}}) is None
+        True
     """
     return next(misfits(value, schema, path), None)
 
@@ -106,7 +116,13 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
-    """Yield each mismatch between `value` and `schema`, with its path. The path "" is that of a call's arguments."""
+    """Yield each mismatch between `value` and `schema`, with its path. The path "" is that of a call's arguments.
+
+    Args:
+        value: The value.
+        schema: The JSON Schema.
+        path: How messages name the value.
+    """
     try:
         found = False
         for mismatch in _Check(schema).of(value, schema, path, 0):
@@ -202,7 +218,17 @@ def _schemas_of_item(parts: Sequence[Mapping[str, Any]], index: int) -> list[Any
 
 
 def choice(value: Any, choices: Sequence[Any]) -> int | None:
-    """Return the index of the choice that equals `value`, or None. True does not equal 1."""
+    """Return the index of the choice that equals `value`, or None. True does not equal 1.
+
+    Args:
+        value: The value.
+        choices: The choices.
+
+    Examples:
+        >>> from agent_runtime_core.schema import choice
+        >>> choice("b", ["a", "b"]), choice(True, [1])
+        (1, None)
+    """
     for index, each in enumerate(choices):
         if each == value and isinstance(each, bool) is isinstance(value, bool):
             return index

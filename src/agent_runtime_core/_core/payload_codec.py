@@ -20,10 +20,23 @@ class PayloadCodec(Protocol):
     """
 
     def encode(self, text: str, *, context: str) -> str:
-        """Return what the store gets for a text. `context` names the kind of text and its owner."""
+        """Return what the store gets for a text. `context` names the kind of text and its owner.
+
+        Args:
+            text: The text.
+            context: Names the kind of text and its owner.
+        """
 
     def decode(self, text: str, *, context: str) -> str:
-        """Return the text again, or raise StorageCorrupt if it was not encoded with the same context."""
+        """Return the text again, or raise StorageCorrupt if it was not encoded with the same context.
+
+        Args:
+            text: The stored text.
+            context: The context that it was encoded with.
+
+        Raises:
+            StorageCorrupt: The text was not encoded with that context.
+        """
 
 
 MARK: Final = "arc1."  # begins encrypted text; no JSON text begins so

@@ -132,6 +132,20 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
 
     A cancellation ends the wait, not the thread. Then `left` is called, and the handle that it returns is cancelled
     when the thread has ended.
+
+    Args:
+        fn: The function.
+        *args: Its arguments.
+        left: Called if the wait is cancelled.
+
+    Returns:
+        The result.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.portal import in_thread
+        >>> asyncio.run(in_thread(sum, [1, 2, 3]))
+        6
     """
     refuse_at_exit("in_thread", fn)
     loop = asyncio.get_running_loop()

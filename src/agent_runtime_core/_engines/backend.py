@@ -55,20 +55,45 @@ class OnEngine:
 
     operation_sets: ClassVar[OperationSets]
     reads: ClassVar[Reads] = {}
+    """The functions that read, by the name of what they read."""
     rewrites: ClassVar[bool] = True
     copies: ClassVar[bool] = True
     engine: Any
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit on the engine; see `Backend.commit`."""
+        """Commit on the engine; see `Backend.commit`.
+
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
+        Returns:
+            The result of each operation.
+        """
         return cast("list[Any]", await self.engine.commit(guard, ops))
 
     async def read(self, what: str, *args: Any) -> Any:
-        """Read from the engine. The base class of the backend says what there is to read."""
+        """Read from the engine. The base class of the backend says what there is to read.
+
+        Args:
+            what: What to read.
+            *args: Its arguments.
+
+        Returns:
+            What the base class of the backend describes for it.
+        """
         return await self.engine.read(self.reads[what], *args)
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Listen on the engine; see `Engine.listen`."""
+        """Listen on the engine; see `Engine.listen`.
+
+        Args:
+            topic: The topic.
+            wake: Called after commits that notify the topic.
+
+        Returns:
+            A function that removes the listener; None if callers must poll.
+        """
         return cast("Callable[[], None]", self.engine.listen(topic, wake))
 
 
@@ -135,6 +160,7 @@ class EngineBackend(OnEngine, Backend):
 
     Raises:
         UnknownSetting: if no base class has one of the options.
+        InvalidArgument: Neither `place` nor `engine` is passed.
     """
 
     #: The class of the engine.
@@ -157,7 +183,15 @@ class EngineBackend(OnEngine, Backend):
         hold_shared(self, engine, lambda: cls.open(place, clock=clock))
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Any:
-        """Listen on the engine if it hears other processes; else as the other base class does, which polls."""
+        """Listen on the engine if it hears other processes; else as the other base class does, which polls.
+
+        Args:
+            topic: The topic.
+            wake: Called after commits that notify the topic.
+
+        Returns:
+            A function that removes the listener; None if callers must poll.
+        """
         return self.engine.listen(topic, wake) or cast(Any, super(OnEngine, self)).listen(topic, wake)
 
     def lease_now(self) -> float:

@@ -27,14 +27,24 @@ if TYPE_CHECKING:
 
 
 class Op(NamedTuple):
-    """One write: the name of a registered operation and its plain arguments."""
+    """One write: the name of a registered operation and its plain arguments.
+
+    Attributes:
+        name: The name of a registered operation.
+        args: Its arguments.
+    """
 
     name: str
     args: tuple[Any, ...] = ()
 
 
 class Guard(NamedTuple):
-    """Commit only while `token` is the fence of `key`."""
+    """Commit only while `token` is the fence of `key`.
+
+    Attributes:
+        key: What the fence is of, such as a run id.
+        token: The fence that the writer has.
+    """
 
     key: str
     token: str
@@ -49,6 +59,9 @@ class FunctionFailed(Exception):
 
     Without it, an engine takes an error of the user's own statements, or a failed connection to another server, for an
     error of the store.
+
+    Args:
+        error: What the function raised.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -61,12 +74,17 @@ class Batch(NamedTuple):
     `apply(engine, requests)` is a generator. It yields a list of statements with their values, and gets a list with the
     rows of each, once they are committed. It sets `result` of each request that it has applied, and returns the others,
     of which it must have stored nothing. The engine applies those by the operations themselves.
+
+    Attributes:
+        apply: Applies the requests; see above.
+        fits: Whether a request is of the usual kind that `apply` is for. Others are applied by the operations, in their
+            turn.
+        topics: The topics whose listeners are woken after the commit.
     """
 
     apply: Callable[[Any, Sequence[Any]], Any]
-    #: Whether a request is of the usual kind that `apply` is for. Others are applied by the operations, in their turn.
     fits: Callable[[Any], bool]
-    topics: frozenset[str] = frozenset()  # whose listeners are woken after the commit
+    topics: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -76,31 +94,39 @@ class OperationSet:
     `operations[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
     `replays[name](tx, *args)` returns the result of a write that was applied before, or raises NotApplied.
     `migrations[i]` changes the schema from version i to i + 1; its statements are separated by ";\n".
+
+    Attributes:
+        name: The name of the component.
+        operations: The operations by name.
+        replays: The replays by name.
+        migrations: The statements that change the schema, one text for each version.
+        tables: Names of the dicts that the memory engine keeps for it.
+        not_repeatable: Operations that run a user's function. A group with one of them must not simply be repeated
+            after a failure.
+        slow: Whether an operation may be slow with these arguments. It would block the event loop, so a thread applies
+            it.
+        fence: On SQLite: `fence(tx, key)` returns the fence of a key from a row of this set, or None. It overrides the
+            engine's own fence.
+        short_reads: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there
+            is too much to read for the event loop. To hand a read to a thread takes ten times as long as such a read.
+        one_statement: On a `ThreadedEngine`: functions of reads that execute one statement, and so need no transaction.
+        batches: On a `ThreadedEngine`: what applies many commits of one shape with one statement, by the names of their
+            operations without repeats. See `Batch`.
+        lock: On a `ThreadedEngine`: `lock(tx, requests)` locks the rows that these requests will lock, in an order that
+            is the same in every process. It is called before the first of them is applied.
     """
 
     name: str
     operations: Mapping[str, Callable[..., Any]]
     replays: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     migrations: Sequence[str] = ()
-    #: Names of the dicts that the memory engine keeps for it.
     tables: Sequence[str] = ()
-    #: Operations that run a user's function. A group with one of them must not simply be repeated after a failure.
     not_repeatable: frozenset[str] = frozenset()
-    #: Whether an operation may be slow with these arguments. It would block the event loop, so a thread applies it.
     slow: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
-    #: On SQLite: `fence(tx, key)` returns the fence of a key from a row of this set, or None. It overrides
-    #: the engine's own fence.
     fence: Callable[[Any, str], str | None] | None = None
-    #: On SQLite: what reads a few rows by their key, by the function of a read. It returns None if there is too much to
-    #: read for the event loop. To hand a read to a thread takes ten times as long as such a read.
     short_reads: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
-    #: On a `ThreadedEngine`: functions of reads that execute one statement, and so need no transaction.
     one_statement: frozenset[Callable[..., Any]] = frozenset()
-    #: On a `ThreadedEngine`: what applies many commits of one shape with one statement, by the names of their
-    #: operations without repeats. See `Batch`.
     batches: Mapping[tuple[str, ...], Batch] = field(default_factory=dict)
-    #: On a `ThreadedEngine`: `lock(tx, requests)` locks the rows that these requests will lock, in an order that is the
-    #: same in every process. It is called before the first of them is applied.
     lock: Callable[[Any, Sequence[Any]], None] | None = None
 
 
@@ -137,23 +163,38 @@ class Engine(ABC):
     clock: Clock
     #: Seconds that a write without a waiting caller may be buffered, to be sent with the next commit.
     buffer_delay: float = 0.0
-    #: Names this process to others on the same store; "" if the store cannot detect that a process died.
     process_id: str = ""
-    #: The file or server in error messages, without a password.
+    """Names this process to others on the same store; "" if the store cannot detect that a process died."""
     location: str = "memory"
-    #: Whether every commit raises NotSupported.
+    """The file or server in error messages, without a password."""
     read_only: bool = False
+    """Whether every commit raises NotSupported."""
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
         """Apply all of `ops` or none; await the return value for their results in order, once they are durable.
 
         A cancellation of the caller is raised after the outcome is known, so the transaction stays whole.
+
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
+        Returns:
+            The result of each operation.
         """
 
     @abstractmethod
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Commit from a thread without an event loop, and return the results."""
+        """Commit from a thread without an event loop, and return the results.
+
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
+        Returns:
+            The result of each operation.
+        """
 
     @abstractmethod
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
@@ -161,17 +202,30 @@ class Engine(ABC):
 
         Only for writes that may be applied twice.
 
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
         Returns:
             What has its error or its results later; None if the caller cannot learn of them.
         """
 
     @abstractmethod
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Return `fn(view, *args)`, on a consistent view of the committed data."""
+        """Return `fn(view, *args)`, on a consistent view of the committed data.
+
+        Args:
+            fn: A function of a view and `args`.
+            *args: Further arguments of `fn`.
+        """
 
     @abstractmethod
     async def fence_of(self, key: str) -> str | None:
-        """Return the token of a key that the engine itself stores."""
+        """Return the token of a key that the engine itself stores.
+
+        Args:
+            key: The key.
+        """
 
     async def store_wall(self) -> float:
         """Return the time on the wall clock that decides which runs are due."""
@@ -181,16 +235,31 @@ class Engine(ABC):
     def add(self, operation_set: OperationSet) -> None:
         """Register an operation set; a second time does nothing.
 
+        Args:
+            operation_set: The operation set.
+
         Raises:
             StorageTooNew: The stored schema is newer than the set's migrations.
         """
 
     @abstractmethod
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake()`, from any thread, after commits that notify `topic`; return a function that stops it."""
+        """Call `wake()`, from any thread, after commits that notify `topic`; return a function that stops it.
+
+        Args:
+            topic: The topic.
+            wake: Called after each of these commits.
+
+        Returns:
+            A function that stops it.
+        """
 
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         """Call `fn()` every `interval` seconds from a thread, which a busy event loop cannot delay.
+
+        Args:
+            fn: The function.
+            interval: Seconds between two calls.
 
         Returns:
             A function that stops the calls.
@@ -220,7 +289,15 @@ class Backend(ABC):
 
     @abstractmethod
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable."""
+        """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable.
+
+        Args:
+            guard: Apply them only if this claim is valid. None: always.
+            ops: The operations.
+
+        Returns:
+            The result of each operation.
+        """
 
     async def close(self) -> None:
         """Close what this backend holds. A second call does nothing."""
@@ -231,18 +308,18 @@ class Backend(ABC):
     #: The engine that a built-in backend has opened or shares. It counts as one user until `close`.
     _held_engine: Engine | None = None
 
-    #: Redacts what leaves the process, as logs and traces do; None without `redact`.
     sink_redaction: Redaction | None = None
-    #: Redacts what this backend stores; None without `redact_stored`.
+    """Redacts what leaves the process, as logs and traces do; None without `redact`."""
     redaction: Redaction | None = None
-    #: The `Payloads` that encode what this backend stores; None without a codec.
+    """Redacts what this backend stores; None without `redact_stored`."""
     payloads: Any = None
+    """The `Payloads` that encode what this backend stores; None without a codec."""
     #: The `PayloadFields` of this component: the contents in its operations.
     payload_fields: ClassVar[Any]
-    #: Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again.
     rewrites: ClassVar[bool] = False
-    #: Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents.
+    """Whether this backend has the operations and reads with which `agent-runtime reencrypt` encodes contents again."""
     copies: ClassVar[bool] = False
+    """Whether this backend has the operations and reads with which `agent-runtime copy` moves its contents."""
 
     @property
     def commits(self) -> Committer:

@@ -41,6 +41,11 @@ class CommitRequest:
     """A commit to be applied. Awaiting it submits it and returns its results.
 
     It is its own awaitable: a coroutine and a future around it would cost each commit two objects and two frames.
+
+    Args:
+        guard: Apply them only if this claim is valid. None: always.
+        ops: The operations.
+        executor: What applies the commit.
     """
 
     __slots__ = (
@@ -61,6 +66,7 @@ class CommitRequest:
         self.resolved: bool = False  # set on the loop, after `result` or `error`
 
     def outcome(self) -> list[Any]:
+        """Return the results of the operations, or raise the error of the commit."""
         if self.error is not None:
             raise self.error
         assert self.result is not None

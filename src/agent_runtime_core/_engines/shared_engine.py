@@ -48,13 +48,14 @@ class SharedEngine(Engine):
 
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
-    #: What a child process can do that was forked while the engine was open.
     after_fork: ClassVar[str] = "Open it again in this process"
+    """What a child process can do that was forked while the engine was open."""
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
         self.clock: Clock = clock
         self._key = key
         self.location = name
+        """The file or server in error messages, without a password."""
         self._forks = Process.forks
         self._users = 0
         self._closed = False
@@ -78,6 +79,7 @@ class SharedEngine(Engine):
             raise StorageClosed(f"{self.location} cannot be used while the interpreter shuts down. Close it before")
 
     async def close(self) -> None:
+        """End this use of the engine; the last user closes it."""
         if self._release():
             await in_thread(self._close_now)  # the loop's executor would end with the main thread
 

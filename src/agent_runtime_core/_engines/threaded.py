@@ -65,6 +65,9 @@ class _Read:
 class ThreadedTx:
     """An open transaction, which operations get as their first argument.
 
+    Args:
+        began: What `ThreadedEngine.begin` returned.
+
     Attributes:
         engine: The engine.
         conn: What `ThreadedEngine.connect` returned.
@@ -81,15 +84,28 @@ class ThreadedTx:
         self.repeats: bool = False
 
     def notify(self, topic: str) -> None:
-        """Wake the listeners of a topic after the commit."""
+        """Wake the listeners of a topic after the commit.
+
+        Args:
+            topic: The topic.
+        """
         self.notified.add(topic)
 
     def fence(self, key: str, token: str | None) -> None:
-        """Store the fence of a key, or delete it."""
+        """Store the fence of a key, or delete it.
+
+        Args:
+            key: The key.
+            token: The fence. None deletes it.
+        """
         self.engine.store_fence(self, key, token)
 
     def fenced(self, key: str) -> str | None:
-        """Return the fence of a key, and keep other transactions from changing it before the end of this one."""
+        """Return the fence of a key, and keep other transactions from changing it before the end of this one.
+
+        Args:
+            key: The key.
+        """
         for fence in self.engine.fences:
             if (token := fence(self, key)) is not None:
                 return str(token)
@@ -154,6 +170,9 @@ class ThreadedEngine(SharedEngine):
         """Return a place as the engine keeps it, or raise InvalidArgument. By default it is the place that was passed.
 
         The result is hashable, equal for equal stores, and `str` of it is what messages show.
+
+        Args:
+            place: Where the store is.
         """
         return place
 
@@ -192,26 +211,45 @@ class ThreadedEngine(SharedEngine):
 
         Args:
             writes: Whether it is the connection of the commits. The others only read.
+
+        Returns:
+            The connection.
         """
 
     def disconnect(self, conn: Any) -> None:
-        """Close a connection, which may be broken. By default with `conn.close()`."""
+        """Close a connection, which may be broken. By default with `conn.close()`.
+
+        Args:
+            conn: The connection.
+        """
         conn.close()
 
     @abstractmethod
     def begin(self, conn: Any, *, writes: bool) -> Any:
         """Begin a transaction; without `writes`, one that sees the same data in all its statements.
 
+        Args:
+            conn: The connection.
+            writes: Whether the transaction writes.
+
         Returns:
             With `server_clock`, the time of the server as a float. The argument `began` of your `transaction_class`.
         """
 
     def end(self, conn: Any) -> None:
-        """Commit the transaction. When it returns, the writes are durable. By default with `conn.commit()`."""
+        """Commit the transaction. When it returns, the writes are durable. By default with `conn.commit()`.
+
+        Args:
+            conn: The connection.
+        """
         conn.commit()
 
     def roll_back(self, conn: Any) -> None:
-        """Undo the transaction, if there is one. By default with `conn.rollback()`."""
+        """Undo the transaction, if there is one. By default with `conn.rollback()`.
+
+        Args:
+            conn: The connection.
+        """
         conn.rollback()
 
     @abstractmethod
@@ -219,38 +257,71 @@ class ThreadedEngine(SharedEngine):
         """Return the fence of a key that no row of an operation set has.
 
         With `lock`, no other transaction can store a fence of the key before this one ends.
+
+        Args:
+            conn: The connection.
+            key: The key.
+            lock: Whether no other transaction may store a fence of the key before this one ends.
         """
 
     @abstractmethod
     def store_fence(self, tx: Any, key: str, token: str | None) -> None:
-        """Store the fence of a key, or delete it."""
+        """Store the fence of a key, or delete it.
+
+        Args:
+            tx: The open transaction.
+            key: The key.
+            token: The fence. None deletes it.
+        """
 
     @abstractmethod
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an error of the driver means that the connection or the server is gone."""
+        """Return whether an error of the driver means that the connection or the server is gone.
+
+        Args:
+            error: The error.
+        """
 
     @abstractmethod
     def is_conflict(self, error: BaseException) -> bool:
         """Return whether another transaction is the cause of an error, so that a repetition may succeed.
 
         That includes unique keys: another transaction stored the same key after this one had looked for it.
+
+        Args:
+            error: The error.
         """
 
     def is_of_driver(self, error: BaseException) -> bool:
-        """Return whether the driver has raised an error, which `translate` translates."""
+        """Return whether the driver has raised an error, which `translate` translates.
+
+        Args:
+            error: The error.
+        """
         return isinstance(error, self.driver_errors)
 
     def translate(self, error: BaseException) -> StorageError:
-        """Return the error that callers get for an error of the driver that is neither of these."""
+        """Return the error that callers get for an error of the driver that is neither of these.
+
+        Args:
+            error: The error.
+        """
         return StorageError(f"{self.location}: {error!s:.300}")
 
     def migrate(self, operation_set: OperationSet) -> None:
-        """Create or update the tables of an operation set. By default they exist, or `connect` creates them."""
+        """Create or update the tables of an operation set. By default they exist, or `connect` creates them.
+
+        Args:
+            operation_set: The operation set.
+        """
 
     def notify_others(self, topics: set[str]) -> None:
         """Notify other processes of topics, after a commit. It must not block for long.
 
         Define it, and call `wake` for the topics of other processes, or the backends of this engine poll.
+
+        Args:
+            topics: The topics.
         """
 
     def lease_now(self) -> float:
@@ -299,7 +370,11 @@ class ThreadedEngine(SharedEngine):
         return request
 
     def submit(self, request: CommitRequest) -> None:
-        """Pass on a commit, to be applied after every earlier one of the same caller."""
+        """Pass on a commit, to be applied after every earlier one of the same caller.
+
+        Args:
+            request: The commit.
+        """
         if request.loop is not None:
             self._batches[request.loop].send(request)
         else:
@@ -325,6 +400,10 @@ class ThreadedEngine(SharedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Any:
         """Call `wake()`, from any thread, after commits of this process that notify `topic`, and when `wake` is called.
 
+        Args:
+            topic: The topic.
+            wake: Called after each of these commits.
+
         Returns:
             A function that removes the listener; None if `notify_others` is not defined, so that callers poll.
         """
@@ -340,7 +419,11 @@ class ThreadedEngine(SharedEngine):
         return stop
 
     def wake(self, topics: set[str] | None = None) -> None:
-        """Wake the listeners of these topics, or all, from any thread."""
+        """Wake the listeners of these topics, or all, from any thread.
+
+        Args:
+            topics: The topics. None: all.
+        """
         with self._lock:
             chosen = [*self._listeners] if topics is None else topics
             found = [wake for topic in chosen for wake in self._listeners.get(topic, ())]
@@ -397,7 +480,11 @@ class ThreadedEngine(SharedEngine):
         """Begin what was set aside, after the requests before it."""
 
     def commit_each(self, requests: Iterable[CommitRequest]) -> None:
-        """Apply requests in this thread, each in a transaction on a separate connection."""
+        """Apply requests in this thread, each in a transaction on a separate connection.
+
+        Args:
+            requests: The requests.
+        """
         session = _Session(self, writes=True)
         for request in requests:
             self._commit(session, [request])
@@ -546,6 +633,17 @@ class ThreadedEngine(SharedEngine):
         All transactions must lock the rows of runs in one order. So several statements need a lock of `keys`, the runs
         of their claims, before the first one. Each statement must leave alone what it may not change: a run whose claim
         is another, and a store with `MARK`.
+
+        Args:
+            conn: The connection.
+            statements: Pairs of a statement and its values.
+            keys: The runs of the claims.
+
+        Returns:
+            The rows of each statement.
+
+        Raises:
+            NotSupported: The engine does not define it.
         """
         raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
 
@@ -591,7 +689,11 @@ class ThreadedEngine(SharedEngine):
             return False
 
     def mark(self, tx: Any) -> str | None:
-        """Return the mark of a store that is moved; see `MARK`."""
+        """Return the mark of a store that is moved; see `MARK`.
+
+        Args:
+            tx: The open transaction.
+        """
         return self.stored_fence(tx.conn, MARK, lock=True)
 
     def _replayed(self, tx: Any, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:

@@ -148,6 +148,13 @@ class Context:
 
     Its steps are done by `ContextSteps` and its waits by `Waits`. Neither refers to the context: a circle of references
     would keep each finished run until the garbage collector finds it.
+
+    Args:
+        row: The row of the run.
+        journal: The journal of the run.
+        services: What the context uses of its runner.
+        control: Stops the code of the run.
+        overrides: Limits that `resume` or `requeue` set for the run.
     """
 
     def __init__(
@@ -397,6 +404,10 @@ class Context:
         """Declare that the step, agent of a child run, signal or approval recorded as `old` is called `new` now.
 
         Call it before the first call of that name. Both may have had other names before.
+
+        Args:
+            old: The recorded name.
+            new: The name in the present code.
         """
         self._steps.renamed(old, new)
 
@@ -456,24 +467,46 @@ class Context:
         return await self._steps.transaction(name, fn, *args)
 
     async def recorded_value(self, name: str, make: Callable[[], Awaitable[Any]], key: str | None = None) -> Any:
-        """Return what `make()` returned when the run first called this."""
+        """Return what `make()` returned when the run first called this.
+
+        Args:
+            name: Name of the value.
+            make: Makes the value.
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         await self.control.ensure_open()
         return await self._steps.recorded_value(name, make, key)
 
     def started_without(self, name: str) -> bool:
-        """Return whether the run has recorded steps, but no `recorded_value` of that name."""
+        """Return whether the run has recorded steps, but no `recorded_value` of that name.
+
+        Args:
+            name: Name of the value.
+        """
         return self._steps.started_without(name)
 
     async def now(self, *, key: str | None = None) -> _dt.datetime:
-        """Return the time in UTC, the same again when the run is resumed; `key` as for `step`."""
+        """Return the time in UTC, the same again when the run is resumed; `key` as for `step`.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         return cast("_dt.datetime", await self._made("now", lambda: aware(self._clock.wall()), key))
 
     async def random(self, *, key: str | None = None) -> float:
-        """Return a number in [0, 1), the same again when the run is resumed; `key` as for `step`."""
+        """Return a number in [0, 1), the same again when the run is resumed; `key` as for `step`.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         return cast("float", await self._made("random", self._clock.random.random, key))
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
-        """Return a random UUID, the same again when the run is resumed; `key` as for `step`."""
+        """Return a random UUID, the same again when the run is resumed; `key` as for `step`.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         bits = self._clock.random.getrandbits
         return cast("UUID", await self._made("uuid4", lambda: UUID(int=bits(128), version=4), key))
 
@@ -567,6 +600,9 @@ class Context:
 
         Args:
             state: A JSON-serializable dict. It replaces the last checkpoint.
+
+        Raises:
+            InvalidArgument: `state` is not a dict.
         """
         await self.control.ensure_open()
         if not isinstance(state, dict):
@@ -626,6 +662,9 @@ class Context:
             timeout: Seconds to wait, None for no limit.
             key: Identifies the approval instead of the number of its use.
 
+        Returns:
+            The answer, which matches `schema`.
+
         Raises:
             WaitTimeout: after `timeout` seconds. A resumed run gets the same error again.
         """
@@ -663,6 +702,9 @@ class Context:
                 need keys.
             params: Merged into the "params" of the input.
 
+        Returns:
+            The result of the child run, which succeeded.
+
         Raises:
             RunFailed: if the child does not succeed.
         """
@@ -670,8 +712,8 @@ class Context:
         return await self.waits.child(agent, run_input(input, params), key)
 
 
-#: The name of this class in 0.5.2.
 RunContextImpl = Context
+"""The name of this class in 0.5.2."""
 
 
 def _make_steps_current(journal: RunJournal, tracer: Tracer | None) -> None:

@@ -284,6 +284,10 @@ class SyncRunContext:
     Call it in the thread of `run`, or in a thread that `run` waits for. Names, arguments and errors are those of
     `RunContext`. A run that is cancelled, parked or taken over raises `asyncio.CancelledError` in the open call or the
     next one, which `except Exception` does not catch.
+
+    Args:
+        ctx: The context in its asynchronous form.
+        caller: Awaits the calls on the event loop of the run.
     """
 
     def __init__(self, ctx: RunContext, caller: Caller) -> None:
@@ -302,11 +306,23 @@ class SyncRunContext:
         return self._ctx
 
     def runs_on(self, loop: asyncio.AbstractEventLoop, /) -> bool:
-        """Return whether this is the event loop of the run."""
+        """Return whether this is the event loop of the run.
+
+        Args:
+            loop: An event loop.
+        """
         return loop is self._caller.loop
 
     def call_on_loop(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a coroutine function on the event loop of the run, and return its result.
+
+        Args:
+            fn: A coroutine function.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The result.
 
         Raises:
             PortalMisuse: The call comes from that loop, where it would wait for itself.
@@ -325,7 +341,11 @@ class SyncRunContext:
         )
 
     def for_thread(self, args: Sequence[Any], /) -> Sequence[Any]:
-        """Return the arguments of plain code: the context in its synchronous form, others as they are."""
+        """Return the arguments of plain code: the context in its synchronous form, others as they are.
+
+        Args:
+            args: The arguments.
+        """
         return [self if each is self._ctx else each for each in args]
 
     def __getattr__(self, name: str) -> Any:
@@ -383,6 +403,11 @@ class SyncRunContext:
         self._ctx.trace(kind, payload)
 
     def started_without(self, name: str) -> bool:
+        """Return whether the run has recorded steps, but no `recorded_value` of that name.
+
+        Args:
+            name: Name of the value.
+        """
         return cast("bool", cast("Any", self._ctx).started_without(name))
 
     # -- what waits
@@ -443,7 +468,13 @@ class SyncRunContext:
         return self.call_on_loop(self._ctx.uuid4, key=key)
 
     def recorded_value(self, name: str, make: Callable[[], Any], key: str | None = None) -> Any:
-        """Return what `make()` returned when the run first called this; `make` is plain or a coroutine function."""
+        """Return what `make()` returned when the run first called this; `make` is plain or a coroutine function.
+
+        Args:
+            name: Name of the value.
+            make: Makes the value.
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
 
         async def made() -> Any:
             value = make() if is_async(make) else await in_thread(make)

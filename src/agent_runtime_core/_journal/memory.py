@@ -30,8 +30,8 @@ def head(tx: MemoryTx, run_id: str) -> int:
 def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     """Append a record and return its position.
 
-    Positions grow, as event numbers do. A record at the position of a record by the same claim is the same record and
-    is not appended again. Neither is a second end of a generation without a claim.
+    A record at the same position by the same claim is the same record and is not appended again. Neither is a second
+    end of a generation without a claim.
     """
     journal = tx.tables["journal"].get(run_id)
     if journal is None:  # a call less for every other record
@@ -41,9 +41,9 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
         if is_duplicate_end(record, last := ending(tx, run_id)):
             assert last is not None
             return last.seq
-        seq = next(reversed(journal), -1) + 1
+        seq = max(journal, default=-1) + 1
         record = record._replace(seq=seq)
-    elif journal and seq <= next(reversed(journal)):
+    elif seq in journal:
         return applied(tx, run_id, record)
     ev = -1
     if nev := record[18]:
@@ -86,7 +86,8 @@ def delete(tx: MemoryTx, run_id: str) -> None:
 
 def records(tx: MemoryTx, run_id: str, after: int = -1) -> list[Record]:
     journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
-    return [_read(entry) for seq, entry in journal.items() if seq > after]
+    # A record that was appended late is in the dict after records of greater positions.
+    return [_read(journal[seq]) for seq in sorted(journal) if seq > after]
 
 
 def _read(entry: Entry) -> Record:

@@ -22,11 +22,7 @@ _HEAD = (
     f"SELECT greatest(coalesce((SELECT ev + nev {_OF_RUN} ORDER BY seq DESC LIMIT 1), 0),"
     " coalesce((SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1), 0))"
 )
-_INSERT_COPIED = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
-_INSERT = (
-    f"INSERT INTO arc_journal SELECT ?{', ?' * len(Record._fields)}"
-    f" WHERE NOT EXISTS (SELECT 1 {_OF_RUN} AND seq >= ?) ON CONFLICT (run_id, seq) DO NOTHING"
-)
+_INSERT = f"INSERT INTO arc_journal VALUES (?{', ?' * len(Record._fields)}) ON CONFLICT (run_id, seq) DO NOTHING"
 # The concurrency key of a run is locked before its row; see `queue/postgres.py`.
 _LOCK = (
     "WITH of_group AS MATERIALIZED (SELECT CASE WHEN lane IS NOT NULL THEN"
@@ -90,7 +86,7 @@ def append(tx: PostgresTx, run_id: str, record: Record) -> int:
         return last.seq
     if record.seq < 0:
         record = record._replace(seq=tx.execute(_NEWEST, (run_id,)).fetchone()[0] + 1)
-    if not tx.execute(_INSERT, (run_id, *record[:17], ev, record.nev, run_id, record.seq)).rowcount:
+    if not tx.execute(_INSERT, (run_id, *record[:17], ev, record.nev)).rowcount:
         return applied(tx, run_id, record)
     tx.counters[run_id] = ev + record.nev
     if record.nev:
@@ -160,7 +156,7 @@ def copy(tx: PostgresTx, run_id: str, records: Sequence[Record]) -> None:
     """Append records of another store, with their positions and event numbers, unless they are stored."""
     tx.counters.pop(run_id, None)
     for record in records:
-        tx.execute(_INSERT_COPIED, (run_id, *record))
+        tx.execute(_INSERT, (run_id, *record))
 
 
 def delete(tx: PostgresTx, run_id: str) -> None:

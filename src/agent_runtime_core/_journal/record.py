@@ -45,12 +45,34 @@ _EVENT_OF_STATUS = {
 
 
 class Record(NamedTuple):
-    """An entry of a run's journal. Strings are JSON unless noted; times are seconds since 1970."""
+    """An entry of a run's journal. Strings are JSON unless noted; times are seconds since 1970.
 
-    seq: int  # position in the journal; -1 lets the store choose the next
+    Attributes:
+        seq: The position in the journal; -1 lets the store choose the next.
+        kind: What it records, such as "done" (a step completed) or "ended" (the run ended).
+        name: The name of the step, wait or value.
+        key: The step key: scope and occurrence, or the caller's key; identifies a step together with `name`.
+        attempt: The number of the attempt.
+        claim_id: The claim that wrote the record.
+        t: When it was written.
+        result: The result of the step, as JSON.
+        error: The error of the step, as JSON.
+        state: The state that the step leaves, as JSON.
+        pos: The position of the step in its list.
+        total: How many steps the list has.
+        tries: The attempts of the step.
+        ms: How long the step took, in milliseconds.
+        info: JSON object with the fields that only some kinds have.
+        next: JSON object: the next step, if this record includes its start.
+        digest: The digest of the arguments of the step.
+        ev: The first event sequence number of this record, set by the store.
+        nev: Number of events that are derived from it.
+    """
+
+    seq: int
     kind: str
     name: str = ""
-    key: str = ""  # the step key: scope and occurrence, or the caller's key; identifies a step together with `name`
+    key: str = ""
     attempt: int = 0
     claim_id: str = ""
     t: float = 0.0
@@ -61,11 +83,11 @@ class Record(NamedTuple):
     total: int = 0
     tries: int = 0
     ms: int = 0
-    info: str | None = None  # JSON object with the fields that only some kinds have
-    next: str | None = None  # JSON object: the next step, if this record includes its start
+    info: str | None = None
+    next: str | None = None
     digest: str | None = None
-    ev: int = -1  # the first event sequence number of this record, set by the store
-    nev: int = 0  # number of events that are derived from it
+    ev: int = -1
+    nev: int = 0
 
 
 def numbered(record: Record, ev: int) -> Record:
@@ -121,7 +143,12 @@ class JournalOperations:
     connection: Callable[[Any], Any] = attrgetter("conn")
 
     def operation_set(self, operations: Mapping[str, Callable[..., Any]] | None = None, **options: Any) -> OperationSet:
-        """Return the operations of a backend, with further `operations` and the options of `OperationSet`."""
+        """Return the operations of a backend, with further `operations` and the options of `OperationSet`.
+
+        Args:
+            operations: Further operations of the backend.
+            **options: The options of `OperationSet`.
+        """
         return OperationSet(
             "journal",
             {"journal.append": self._append, "journal.transact": self._transact, **(operations or {})},

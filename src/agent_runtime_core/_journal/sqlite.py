@@ -64,11 +64,8 @@ _OF_RUN = "FROM arc_journal WHERE id >= ? AND id < ?"  # the results of `_span`
 _LAST_FIRST = " ORDER BY id DESC LIMIT 1"
 _AFTER_RECORDS = f"SELECT ev + nev {_OF_RUN}{_LAST_FIRST}"
 _LAST_ID = f"SELECT id {_OF_RUN}{_LAST_FIRST}"
-_INSERT = (
-    "INSERT INTO arc_journal SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8"
-    f" WHERE NOT EXISTS (SELECT 1 FROM arc_journal WHERE id >= ?1 AND id <= ?1 | {_POSITIONS - 1})"
-)
-_INSERT_COPIED = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (id) DO NOTHING"
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?)"
+_INSERT_COPIED = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
 # The first record of most runs, whose row is known: one statement instead of one for each number.
 _INSERT_FIRST = (
     f"INSERT INTO arc_journal SELECT coalesce(({_GIVEN}), ? + {_OF_ROWS}) * {_POSITIONS}, ?, ?, ?, ?,"
@@ -201,8 +198,8 @@ def _unpacked(result: str | bytes | None) -> str | None:
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     """Append a record and return its position.
 
-    Positions grow, as event numbers do. A record at the position of a record by the same claim is the same record and
-    is not appended again. Neither is a second end of a generation without a claim.
+    A record at the same position by the same claim is the same record and is not appended again. Neither is a second
+    end of a generation without a claim.
     """
     if record.seq < 0:
         if is_duplicate_end(record, last := ending(tx, run_id)):
@@ -233,8 +230,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         if row is not None:
             values = run_id, row.arrival, kind, name, result, body, run_id, nev, crc
             tx.journals[run_id], ev = tx.execute(_INSERT_FIRST, values).fetchone()
-        elif not tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc)).rowcount:
-            return applied(tx, run_id, record)
+        else:
+            tx.execute(_INSERT, (_first_id(tx, run_id) + seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:

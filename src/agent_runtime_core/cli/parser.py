@@ -206,7 +206,7 @@ def _add_worker(commands: Any, store: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=port,
         metavar="N",
-        help="serve metrics for Prometheus on this port; 0 chooses a free one (default: no metrics)",
+        help="serve metrics for Prometheus on this port; 0 chooses a free one (default: off)",
     )
     worker.add_argument(
         "--metrics-host", default="127.0.0.1", metavar="ADDRESS", help="address of the metrics (default: 127.0.0.1)"
@@ -268,7 +268,7 @@ serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-h
         serving.add_argument(name, action="append", default=[], metavar=metavar, help=f"{what}; repeatable")
     serving.add_argument("--metrics", choices=("token", "open"),
                          help="serve metrics for Prometheus at /metrics, for tokens with the scope metrics, or open "
-                         "for everybody (default: no metrics)")  # fmt: skip
+                         "for everybody (default: off)")  # fmt: skip
     serving.add_argument("--max-pending", type=positive_int, metavar="N",
                          help="reject a new run with 429 while N runs are pending (default: no limit)")  # fmt: skip
     serving.add_argument("--max-body", type=positive_int, default=1 << 20, metavar="BYTES",

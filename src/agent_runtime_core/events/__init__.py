@@ -41,6 +41,7 @@ BACKENDS = {
     "redis": ".redis:RedisEventBus",
     "postgres": ".postgres:PostgresEventBus",
 }
+"""The classes of the built-in event buses by the name of their backend."""
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:

@@ -103,6 +103,9 @@ class EventBus(Backend):
     Args:
         clock: Source of times.
         poll_interval: Seconds between polls.
+
+    Raises:
+        InvalidArgument: `poll_interval` is not a number of seconds above 0.
     """
 
     payload_fields = FIELDS
@@ -141,6 +144,10 @@ class EventBus(Backend):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake()`, from any thread, after commits that added events.
 
+        Args:
+            topic: The topic.
+            wake: Called after each of these commits.
+
         Returns:
             A function that removes the listener.
         """
@@ -167,7 +174,11 @@ class EventBus(Backend):
         """
 
     async def readers(self, run_id: str) -> dict[str, int]:
-        """Return the readers of a run that have reported within the last 2 seconds, and their sequences."""
+        """Return the readers of a run that have reported within the last 2 seconds, and their sequences.
+
+        Args:
+            run_id: The id of the run.
+        """
         return {}
 
     # -- what a caller uses
@@ -190,6 +201,9 @@ class EventBus(Backend):
             claim: Current claim id of the run; None to publish without a claim.
             event_id: If the run already has an event with this id, nothing is appended and the returned event has its
                 sequence. None for a new id.
+
+        Returns:
+            The event, with its sequence.
 
         Raises:
             LeaseLost: if the claim is not current. Nothing is written.
@@ -229,7 +243,13 @@ class EventBus(Backend):
         return text if self.redaction is None else self.redaction.stored_dict("event", text, f"run {run_id}")
 
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
-        """Return the run's events from `since_sequence` on (inclusive), at most `limit`; None for all."""
+        """Return the run's events from `since_sequence` on (inclusive), at most `limit`; None for all.
+
+        Args:
+            run_id: The id of the run.
+            since_sequence: The sequence of the first event.
+            limit: At most this many events; None: all.
+        """
         self._ensure_open()
         cursor = min(_count("since_sequence", since_sequence), _FURTHEST)
         left = None if limit is None else _count("limit", limit)
@@ -246,12 +266,20 @@ class EventBus(Backend):
         return found
 
     async def head(self, run_id: str | UUID) -> int:
-        """Return the sequence of the run's next event."""
+        """Return the sequence of the run's next event.
+
+        Args:
+            run_id: The id of the run.
+        """
         self._ensure_open()
         return await self._head(_known(run_id)[1])
 
     async def published(self, run_id: str | UUID) -> frozenset[str]:
-        """Return the ids of the run's published events. Events that are derived from records have no id."""
+        """Return the ids of the run's published events. Events that are derived from records have no id.
+
+        Args:
+            run_id: The id of the run.
+        """
         self._ensure_open()
         text = _known(run_id)[1]
         found: set[str] = set()
@@ -274,8 +302,23 @@ class EventBus(Backend):
             since_sequence: Replay the events from this sequence (inclusive) first. None yields only events that are
                 published after the iteration has started.
 
+        Returns:
+            An async iterator of the events.
+
         Raises:
             StorageClosed: if the bus is closed.
+
+        Examples:
+            >>> import asyncio
+            >>> from uuid import UUID
+            >>> from agent_runtime_core.events import InMemoryEventBus
+            >>> async def main():
+            ...     bus = InMemoryEventBus()
+            ...     await bus.publish(UUID(int=1), "page.read", {"page": 1})
+            ...     async for event in bus.subscribe(UUID(int=1), since_sequence=0):
+            ...         return event.event_type
+            >>> asyncio.run(main())
+            'page.read'
         """
         return _events_of(self._follow(_known(run_id)[1], _first(since_sequence)))
 
@@ -294,6 +337,9 @@ class EventBus(Backend):
                 iteration has started.
             until: A future of the running event loop. Once it is done, the iterator ends after the events that are
                 stored by then; if it has an exception, the iterator raises it. None for an iterator without an end.
+
+        Returns:
+            An async iterator of the pages.
 
         Raises:
             StorageClosed: if the bus is closed.

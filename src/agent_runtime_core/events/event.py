@@ -42,7 +42,15 @@ def _now() -> datetime:
 
 
 class StoredEvent(NamedTuple):
-    """An event as a backend stores it: `payload` is JSON, `t` is in seconds since 1970."""
+    """An event as a backend stores it: `payload` is JSON, `t` is in seconds since 1970.
+
+    Attributes:
+        sequence: The position in the log of the run, from 0.
+        event_type: The type of the event.
+        payload: The fields of the event, as JSON.
+        t: When it was published, in seconds since 1970.
+        event_id: Identifies the event in the log of the run.
+    """
 
     sequence: int
     event_type: str
@@ -95,6 +103,24 @@ class Event(_LazyEvent):
     Do not modify it: all subscribers in this process get the same object. `payload` and `timestamp` of a stored event
     are decoded on first access. Reading `payload` raises UnserialisableResult if it contains a type that is not
     registered in this process.
+
+    Attributes:
+        run_id: The id of the run.
+        event_type: The type of the event.
+        payload: The fields of the event.
+        timestamp: When it was published, as an aware datetime in UTC.
+        sequence: The position in the log of the run, from 0.
+
+    Examples:
+        >>> import asyncio
+        >>> from uuid import UUID
+        >>> from agent_runtime_core.events import InMemoryEventBus
+        >>> async def main():
+        ...     bus = InMemoryEventBus()
+        ...     await bus.publish(UUID(int=1), "page.read", {"page": 1})
+        ...     return [(event.sequence, event.payload) for event in await bus.get_events(UUID(int=1))]
+        >>> asyncio.run(main())
+        [(0, {'page': 1})]
     """
 
     __slots__ = ()
@@ -102,7 +128,7 @@ class Event(_LazyEvent):
     event_type: str
     payload: dict[str, Any] = field(default_factory=dict)
     timestamp: datetime = field(default_factory=_now)
-    sequence: int = field(default_factory=int)  # a plain default would hide the slot
+    sequence: int = field(default_factory=int)
 
     @property
     def from_agent(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from .._engines.backend import OperationSets, Reads
 from .._engines.base import READER_SECONDS, NotApplied, Op, OperationSet
+from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx
 from .._journal import postgres as journal
@@ -82,6 +83,11 @@ def heads(view: PostgresConnection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
+def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
+    if "queue.insert" not in tx.engine.operations:  # else the queue locks the logs after the rows of runs
+        tx.lock_logs(requests)
+
+
 def _any(function: Any) -> Any:
     """Return a function of the SQLite bus, whose statements are the same here."""
     return function
@@ -94,6 +100,7 @@ CONCERN = OperationSet(
         COPY: _any(copy), _REPORT: report,
     },
     {PUBLISH: published},
+    lock=_lock,
     one_statement=frozenset({readers, ids}),
 )  # fmt: skip
 

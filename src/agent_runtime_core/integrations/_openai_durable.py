@@ -11,16 +11,26 @@ from typing import Any
 
 from agents import Agent, FunctionTool, Handoff
 from agents.models.interface import Model
-from agents.tool import ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool, ShellTool, Tool, invoke_function_tool
+from agents.tool import (
+    _DEFAULT_FAILURE_HANDLED_ATTR,
+    ApplyPatchTool,
+    ComputerTool,
+    CustomTool,
+    LocalShellTool,
+    ShellTool,
+    Tool,
+    _invoke_function_tool_with_metadata,
+)
 from agents.tool_context import ToolContext
 from pydantic import BaseModel, TypeAdapter
 
 from .._core.validation import Shown, must
 from ..interfaces import RunContext
-from ._openai_scope import current_run, inside, scope_of, unwrapped
+from ._openai_scope import current_run, inside, original, scope_of
 
 _LOCAL = (ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool)
 _DONE = "_agent_runtime_core_durable"
+_FAILED = "agent_runtime_core.failed"  # in the record of a call of a tool with an output type: a text about a failure
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -109,24 +119,24 @@ def _durable_call(tool: FunctionTool, on_in_doubt: OnInDoubt) -> Any:
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         ctx = current_run()
-        call = functools.partial(invoke_function_tool, function_tool=tool, context=context, arguments=arguments)
-        if ctx is None:
-            return await call()
-        if is_agent:
-            return await _agent_call(ctx, call, context.tool_call_id)
-        return await _step(ctx, tool, call, arguments, context.tool_call_id, policies.of(tool.name))
+        if ctx is not None and not is_agent:
+            return await _step(ctx, tool, context, arguments, policies.of(tool.name))
+        call = _invoke_function_tool_with_metadata(function_tool=tool, context=context, arguments=arguments)
+        result = await (call if ctx is None else _agent_call(ctx, call, context.tool_call_id))
+        setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, result.is_sdk_generated_error)
+        return result.output
 
     inner = tool.on_invoke_tool
     setattr(invoke, _DONE, policies)
     return _like(inner, invoke)
 
 
-async def _agent_call(ctx: RunContext, call: Callable[[], Awaitable[Any]], call_id: str) -> Any:
+async def _agent_call(ctx: RunContext, call: Awaitable[Any], call_id: str) -> Any:
     """Call an agent as a tool. An error that ends the run is raised, also if the tool makes a text of each error."""
     outer = scope_of(ctx)
     with inside(ctx, outer.name(call_id)) as scope:
         try:
-            result = await call()
+            result = await call
         except Exception:
             if scope.fatal is None:
                 raise
@@ -137,18 +147,27 @@ async def _agent_call(ctx: RunContext, call: Callable[[], Awaitable[Any]], call_
 
 
 async def _step(
-    ctx: RunContext, tool: FunctionTool, call: Callable[[], Awaitable[Any]], arguments: str, call_id: str,
-    on_in_doubt: str,
-) -> Any:  # fmt: skip
+    ctx: RunContext, tool: FunctionTool, context: ToolContext[Any], arguments: str, on_in_doubt: str
+) -> Any:
+    """Call a tool as a step. A text of the SDK about a failure passes the output type of the tool, now and later."""
     has_type, scope = tool.output_json_schema is not None, scope_of(ctx)
 
     async def counted(arguments: str) -> Any:
         ctx.charge(turns=0, tool_calls=1)
-        return _storable(await call(), has_type)
+        result = await _invoke_function_tool_with_metadata(function_tool=tool, context=context, arguments=arguments)
+        value = _storable(result.output, has_type)
+        return {_FAILED: value} if has_type and result.is_sdk_generated_error else value
 
-    key = scope.key(call_id)
-    step = ctx.step(f"tool:{tool.name}", counted, arguments, key=key, on_in_doubt=on_in_doubt, on_changed_input="raise")
-    return await unwrapped(scope, step)
+    options: dict[str, Any] = {
+        "key": scope.key(context.tool_call_id),
+        "on_in_doubt": on_in_doubt,
+        "on_changed_input": "raise",
+    }
+    value = await original(scope, counted, lambda noted: ctx.step(f"tool:{tool.name}", noted, arguments, **options))
+    if type(value) is dict and _FAILED in value:
+        setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)
+        return value[_FAILED]
+    return value
 
 
 def _like(inner: Any, invoke: Any) -> Any:

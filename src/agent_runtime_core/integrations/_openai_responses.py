@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, cast
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
 from agents.exceptions import ModelBehaviorError
 from agents.items import ModelResponse, TResponseOutputItem, TResponseStreamEvent
@@ -14,8 +15,25 @@ from pydantic import BaseModel, TypeAdapter
 from .._core.clock import Clock
 from ..loop.model_calls import DELTA_EVERY, MOST_OF_DELTA
 
+T = TypeVar("T")
+
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
-_FAILURES = ("response.failed", "response.incomplete", "response.error", "error")
+_FAILURES: dict[str, Any] = {
+    "response.failed": responses.ResponseFailedEvent,
+    "response.incomplete": responses.ResponseIncompleteEvent,
+    "response.error": responses.ResponseErrorEvent,
+    "error": responses.ResponseErrorEvent,
+}
+_KEPT = (
+    "id",
+    "created_at",
+    "model",
+    "object",
+    "status",
+    "error",
+    "incomplete_details",
+    "usage",
+)  # of a failed response
 
 # Fields of a streamed response, with the values of a response that was not streamed.
 _RESPONSE: dict[str, Any] = {
@@ -93,6 +111,7 @@ def events_of(record: dict[str, Any]) -> Iterator[TResponseStreamEvent]:
     response = responses.Response.construct(
         id=record["response_id"] or "", output=record["output"], usage=reported, **fields
     )
+    response._request_id = record["request_id"]
     started = response.model_copy(update={"output": [], "usage": None, "status": "in_progress"})
     yield responses.ResponseCreatedEvent(type="response.created", response=started, sequence_number=0)
     number = 0
@@ -128,34 +147,78 @@ def _plain(item: Any) -> Any:
     return item.model_dump(mode="json", exclude_unset=True, warnings=False) if isinstance(item, BaseModel) else item
 
 
+class NoAnswer(ModelBehaviorError):
+    """A stream ended without an answer. The SDK makes its own error of the last event.
+
+    Args:
+        event: The event that ended it. None: the events just ended.
+
+    Attributes:
+        last_event: What its record keeps of that event.
+    """
+
+    last_event: dict[str, Any] | None = None
+
+    def __init__(self, event: Any = None) -> None:
+        super().__init__(
+            "the model's stream ended without an answer"
+            if event is None
+            else f"the model's stream ended with {event.type}: {_reason(event)}"
+        )
+        if isinstance(event, BaseModel):
+            self.last_event = _plain(event)
+            if "response" in self.last_event:
+                response = self.last_event["response"]
+                self.last_event["response"] = {name: response[name] for name in _KEPT if name in response}
+
+    def events(self) -> list[TResponseStreamEvent]:
+        """Return the event that ended the stream, in a list."""
+        event = self.last_event
+        return [] if event is None else [_FAILURES[event["type"]].construct(**event)]
+
+
+@asynccontextmanager
+async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close a stream of a model after the block, if it can be closed: it may hold a lock or a connection."""
+    try:
+        yield events
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
 async def consumed(
     events: AsyncIterator[TResponseStreamEvent],
     forward: Callable[[TResponseStreamEvent], None],
+    keep: Callable[[TResponseStreamEvent], None],
     publish: Callable[[str], Awaitable[None]],
     clock: Clock,
 ) -> dict[str, Any]:
-    """Forward the events of a stream, and return its answer as JSON.
-
-    The last event is not forwarded: code that gets it may rely on the answer, so the answer must be recorded first.
+    """Return the answer of a stream as JSON.
 
     Args:
         events: The stream.
-        forward: Gets each event.
+        forward: Gets each event before the last one.
+        keep: Gets the last event, and those that follow it.
         publish: Gets the text of the answer, in parts.
         clock: Limits how often it does.
 
     Raises:
-        ModelBehaviorError: The stream has no answer.
+        NoAnswer: The stream has no answer.
     """
     items: list[TResponseOutputItem] = []
     text, published_at = "", clock.boot()
     answer: dict[str, Any] | None = None
     async for event in events:
+        kind = getattr(event, "type", None)
         if isinstance(event, responses.ResponseCompletedEvent):
             answer = recorded_stream(event.response, items)
+        if answer is not None or kind in _FAILURES:
+            keep(event)
+            if answer is None:
+                raise NoAnswer(event)
             continue
-        if event.type in _FAILURES:
-            raise ModelBehaviorError(f"the model's stream ended with {event.type}: {_reason(event)}")
         if isinstance(event, responses.ResponseOutputItemDoneEvent):
             items.append(event.item)
         elif isinstance(event, responses.ResponseTextDeltaEvent):
@@ -167,7 +230,7 @@ async def consumed(
     if text:
         await publish(text)
     if answer is None:
-        raise ModelBehaviorError("the model's stream ended without an answer")
+        raise NoAnswer
     return answer
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from .._execution.step import NEVER_RETRIED
-from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
 from ..interfaces import current_run as current_run
-from ._steps import number_of_use, scope_id_of
+from ._steps import number_of_use, scope_id_of, unwrapped_step
 
 T = TypeVar("T")
 
@@ -129,18 +127,15 @@ def inside_agent(ctx: RunContext, agent: str, key: str | None) -> Iterator[Scope
         yield scope
 
 
-async def unwrapped(scope: Scope, step: Awaitable[T]) -> T:
-    """Return the result of a step, or raise the error of its function, as the SDK would see it without a step.
+async def original(
+    scope: Scope, fn: Callable[..., Awaitable[T]], step: Callable[[Callable[..., Awaitable[T]]], Awaitable[T]]
+) -> T:
+    """Return the result of a step, or raise the error of its function. An error that ends the run is kept in the scope.
 
-    If the class of a recorded error is not imported, its StepExecutionError is raised. An error that ends the run is
-    kept in the scope.
+    See `unwrapped_step`.
     """
-    try:
-        return await step
-    except (*NEVER_RETRIED, LimitExceeded) as error:
+
+    def ends_run(error: Exception) -> None:
         scope.fatal = error
-        raise
-    except StepExecutionError as error:
-        failure = error.__cause__ if error.__cause__ is not None and type(error) is StepExecutionError else error
-    # Outside of the `except` block, so that the error and its context do not refer to each other.
-    raise failure
+
+    return await unwrapped_step(fn, step, ends_run)

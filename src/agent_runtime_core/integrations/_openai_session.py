@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID, uuid5
 
 from agents.items import TResponseInputItem
-from agents.memory import SessionABC
+from agents.memory import SessionABC, SessionSettings
 
 from .._core.codec.json import decode, encode
 from .._core.ids import conversation_id, conversation_name
@@ -17,7 +17,7 @@ from ..persistence.base.conversations import ConversationStore
 from ..persistence.chat_format import chat_of, message_of
 from ..persistence.manager import store_of_tenant
 from ..persistence.models import Conversation, ConversationMessage, Scope
-from ._openai_scope import current_run, scope_of
+from ._openai_scope import current_run, original, scope_of
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class ConversationSession(SessionABC):
         store: The store. In a run of a tenant, the part of the store that belongs to the tenant. None: the one of the
             current run.
         scope: The scope of the conversation.
+        session_settings: Settings of the SDK, such as `SessionSettings(limit=20)`: how many items a model call gets.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ConversationSession(SessionABC):
         *,
         store: ConversationStore | None = None,
         scope: Scope = Scope.PROJECT,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
         ctx = current_run()
         found = conversation_id(session_id) or (None if ctx is None else ctx.conversation_id)
@@ -57,13 +59,18 @@ class ConversationSession(SessionABC):
         self._name = conversation_name(named)
         self._store = store
         self._scope = scope
+        if isinstance(session_settings, dict):
+            session_settings = SessionSettings(**session_settings)
+        self.session_settings: SessionSettings | None = session_settings
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the items of the conversation's active branch, in order.
 
         Args:
-            limit: Only the last `limit` items. None: all.
+            limit: Only the last `limit` items. None: what `session_settings` says, else all.
         """
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
 
         async def read(limit: int | None) -> list[Any]:
             store = self._open()
@@ -131,7 +138,9 @@ class ConversationSession(SessionABC):
             return await fn(*args)
         if ctx.conversation_id == self._id:
             ctx.own_conversation()
-        return cast(T, await ctx.step(name, fn, *args, key=scope_of(ctx).next_use(name)))
+        scope = scope_of(ctx)
+        key = scope.next_use(name)
+        return await original(scope, fn, lambda noted: ctx.step(name, noted, *args, key=key))
 
     def _open(self) -> ConversationStore:
         ctx: RunContext | None = current_run()

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 from .._core.clock import SYSTEM
 from .._core.log import log
+from .._execution.step import NEVER_RETRIED
 from .._execution.step_journal import RunJournal
-from ..errors import LimitExceeded
+from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
 
 T = TypeVar("T")
@@ -97,6 +98,45 @@ async def model_step(
 
     found: T = await ctx.step(name, called, key=key, **options)
     return found
+
+
+async def unwrapped_step(
+    fn: Callable[..., Awaitable[T]],
+    step: Callable[[Callable[..., Awaitable[T]]], Awaitable[T]],
+    ends_run: Callable[[Exception], None] = lambda error: None,
+) -> T:
+    """Return the result of a step, or raise the error of its function, as a framework would see it without a step.
+
+    In the execution in which the function fails, that is the same object, with attributes that no record contains,
+    such as the `response` of an API error. Later it is what the record describes, or if its class is not imported, its
+    StepExecutionError.
+
+    Args:
+        fn: The function of the step.
+        step: Makes the step of the function that it receives.
+        ends_run: Gets an error of this library that ends the run, before it is raised.
+    """
+    raised: list[Exception] = []
+
+    async def noted(*args: Any) -> T:
+        try:
+            return await fn(*args)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    try:
+        return await step(noted)
+    except (*NEVER_RETRIED, LimitExceeded) as error:
+        ends_run(error)
+        raise
+    except StepExecutionError as error:
+        failure: BaseException = error
+        if type(error) is StepExecutionError:
+            failure = raised[-1] if raised and type(raised[-1]) is not StepExecutionError else error.__cause__ or error
+    raised.clear()
+    # Outside of the `except` block, so that the error and its context do not refer to each other.
+    raise failure
 
 
 def _fields(ctx: RunContext, trace: Callable[[T, bool], Mapping[str, Any]] | None, answer: T) -> Mapping[str, Any]:

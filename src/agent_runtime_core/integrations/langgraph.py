@@ -1,7 +1,8 @@
 """Run graphs of LangGraph inside a run: checkpoints in your store, durable calls, questions to people, limits.
 
 Needs the extra `langgraph`. `run_graph` runs a graph and resumes it where it stopped. Inside its nodes
-`current_run().step(...)` makes single calls durable, and `DurableChatModel` does so for the calls of a model.
+`current_run().step(...)` makes single calls durable, `DurableChatModel` does so for the calls of a model, and
+`durable_tool` for those of a tool.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from ..errors import JournalMismatch, brief
 from ..interfaces import RunContext
 from ._langgraph_model import DurableChatModel as DurableChatModel
 from ._langgraph_saver import AgentRuntimeSaver as AgentRuntimeSaver
+from ._langgraph_tools import durable_tool as durable_tool
 from ._steps import number_of_use
 
-__all__ = ["AgentRuntimeSaver", "DurableChatModel", "run_graph"]
+__all__ = ["AgentRuntimeSaver", "DurableChatModel", "durable_tool", "run_graph"]
 
 CALL = "agent_runtime_call"  # in the metadata of each checkpoint: the call of `run_graph` that wrote it
 FIRST = "agent_runtime_first"  # in the metadata of each checkpoint: the superstep of the thread before that call

@@ -35,8 +35,8 @@ from ..errors import AgentRuntimeError, StepExecutionError
 from ..interfaces import RunContext
 from ._chat import chat_of_items
 from ._openai_durable import change_guardrail, make_durable
-from ._openai_responses import answered, consumed, events_of, model_of, recorded
-from ._openai_scope import current_run, inside_agent, scope_of, unwrapped
+from ._openai_responses import NoAnswer, answered, closing, consumed, events_of, model_of, recorded
+from ._openai_scope import current_run, inside_agent, original, scope_of
 from ._openai_session import ConversationSession
 from ._steps import ModelUsage, model_step
 
@@ -64,11 +64,37 @@ _ANSWER: dict[str, Any] = {
 }
 
 
-class DurableModel(Model):
+class _LooksLike:
+    """Shows the class and the attributes of the object that it wraps, which the SDK asks for.
+
+    Args:
+        wrapped: The object.
+    """
+
+    def __init__(self, wrapped: object) -> None:
+        self._wrapped = wrapped
+
+    @property  # type: ignore[misc]  # it cannot be assigned
+    def __class__(self) -> type:  # `isinstance` accepts this class too
+        return self._wrapped.__class__
+
+    def __eq__(self, other: object) -> bool:  # the SDK compares agents, which may share a model
+        return bool(self._wrapped == (other._wrapped if isinstance(other, _LooksLike) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":  # in a copy that is not complete
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+
+class DurableModel(_LooksLike, Model):
     """A model whose calls are steps of the run that makes them.
 
     A resumed run gets the recorded answers. The limits of the run apply.
-    Outside of a run, the model is called as usual.
+    Outside of a run, the model is called as usual. For `isinstance`, it is also a model of the wrapped model's class.
 
     Args:
         model: The model to call.
@@ -76,6 +102,7 @@ class DurableModel(Model):
     """
 
     def __init__(self, model: Model, name: str | None = None) -> None:
+        super().__init__(model)
         self._model = model
         self._name = name or str(getattr(model, "model", None) or "")
 
@@ -85,10 +112,14 @@ class DurableModel(Model):
         if ctx is None:
             return await self._model.get_response(*args, **kwargs)
 
-        async def call() -> dict[str, Any]:
-            return recorded(await self._model.get_response(*args, **kwargs))
+        answers: list[ModelResponse] = []
 
-        return answered(await self._recorded(ctx, args, kwargs, call))
+        async def call() -> dict[str, Any]:
+            answers[:] = [await self._model.get_response(*args, **kwargs)]
+            return recorded(answers[0])
+
+        saved = answered(await self._recorded(ctx, args, kwargs, call))
+        return answers[0] if answers else saved
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yield the events of the model's stream, or of the recorded answer.
@@ -97,35 +128,32 @@ class DurableModel(Model):
         """
         ctx = current_run()
         if ctx is None:
-            async for passed in self._model.stream_response(*args, **kwargs):
-                yield passed
+            async with closing(self._model.stream_response(*args, **kwargs)) as stream:
+                async for passed in stream:
+                    yield passed
             return
         events: asyncio.Queue[TResponseStreamEvent | None] = asyncio.Queue()
-        forwarded = False
-
-        def forward(event: TResponseStreamEvent) -> None:
-            nonlocal forwarded
-            forwarded = True
-            events.put_nowait(event)
+        last: list[TResponseStreamEvent] = []
 
         async def publish(delta: str) -> None:
             await ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
 
         async def call() -> dict[str, Any]:
-            stream = self._model.stream_response(*args, **kwargs)
-            return await consumed(stream, forward, publish, getattr(ctx, "clock", SYSTEM))
+            async with closing(self._model.stream_response(*args, **kwargs)) as stream:
+                return await consumed(stream, events.put_nowait, last.append, publish, getattr(ctx, "clock", SYSTEM))
 
         step = asyncio.ensure_future(self._recorded(ctx, args, kwargs, call))
         step.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
-            record = await step
+            saved = list(events_of(await step))
+        except NoAnswer as error:
+            saved = error.events()
         finally:
             await _stopped(step)
-        for replayed in events_of(record):
-            if not forwarded or replayed.type == "response.completed":
-                yield replayed
+        for event in last or saved:
+            yield event
 
     async def _recorded(
         self, ctx: RunContext, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -139,8 +167,8 @@ class DurableModel(Model):
             return {**self._trace(record), "input": chat_of_items(given, instructions) if contents else None}
 
         try:
-            step = model_step(ctx, _MODEL, call, usage=self._usage, trace=trace, key=scope.next_call(given))
-            return await unwrapped(scope, step)
+            options: dict[str, Any] = {"usage": self._usage, "trace": trace, "key": scope.next_call(given)}
+            return await original(scope, call, lambda noted: model_step(ctx, _MODEL, noted, **options))
         except BaseException:
             scope.failed(given)
             raise
@@ -170,8 +198,10 @@ class DurableModel(Model):
         await self._model.close()
 
 
-class DurableModelProvider(ModelProvider):
+class DurableModelProvider(_LooksLike, ModelProvider):
     """A model provider whose models are durable: `RunConfig(model_provider=DurableModelProvider())`.
+
+    For `isinstance`, it is also a provider of the wrapped provider's class.
 
     Args:
         provider: The provider of the models, by default the SDK's own.
@@ -179,6 +209,7 @@ class DurableModelProvider(ModelProvider):
 
     def __init__(self, provider: ModelProvider | None = None) -> None:
         self._provider = provider or MultiProvider()
+        super().__init__(self._provider)
 
     def get_model(self, model_name: str | None) -> Model:
         """Return the durable model of that name."""
@@ -210,13 +241,13 @@ def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] | None = No
     return agent
 
 
-def durable_config(config: RunConfig | None = None) -> RunConfig:
+def durable_config(config: RunConfig | dict[str, Any] | None = None) -> RunConfig:
     """Return a copy of a run configuration whose models are durable.
 
     Args:
-        config: The configuration, None for the SDK's defaults.
+        config: The configuration, or a dict of its fields. None: the SDK's defaults.
     """
-    config = RunConfig() if config is None else config
+    config = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
     provider, model = config.model_provider, config.model
     if not isinstance(provider, DurableModelProvider):
         provider = DurableModelProvider(provider)
@@ -237,7 +268,7 @@ async def run_agent(
     *,
     key: str | None = None,
     on_event: Callable[[StreamEvent], Awaitable[object]] | None = None,
-    run_config: RunConfig | None = None,
+    run_config: RunConfig | dict[str, Any] | None = None,
     **options: Any,
 ) -> RunResult | RunResultStreaming:
     """Run an agent as `Runner.run` does, with each model call and each tool call as a step of the current run.
@@ -274,7 +305,7 @@ async def run_agent(
         if failure is None:
             raise
     finally:
-        if run_config is None:
+        if not isinstance(run_config, RunConfig) and "model_provider" not in (run_config or ()):
             await config.model_provider.aclose()
     raise failure
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -33,7 +34,6 @@ from pydantic_ai.durable_exec import (
     DurableOperationId,
     conversation_id_from_run_id,
 )
-from pydantic_ai.external_events import ExternalEventError, ExternalEventWaiter, external_event_scope
 from pydantic_ai.messages import AgentStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta, ToolCallPart
 from pydantic_ai.models import Model
 from pydantic_ai.run import AgentRunResult
@@ -46,6 +46,12 @@ from pydantic_ai.tools import (
     ToolDenied,
 )
 from pydantic_ai.tools import RunContext as AgentRunContext
+
+try:
+    from pydantic_ai.external_events import ExternalEventError, ExternalEventWaiter, external_event_scope
+except ModuleNotFoundError:  # before 2.68, whose agents cannot wait for external events
+    if not TYPE_CHECKING:
+        ExternalEventError, ExternalEventWaiter, external_event_scope = RuntimeError, object, nullcontext
 
 from .._core.event_types import EventType
 from .._core.run_tasks import EVENT_WAITERS

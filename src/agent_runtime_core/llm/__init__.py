@@ -46,6 +46,7 @@ PROVIDERS = {
     "litellm": ".litellm:LiteLLMClient",
     "openai": ".openai:OpenAIClient",
 }
+"""The classes of the built-in model clients by the name of their provider."""
 
 
 _override: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
@@ -103,6 +104,19 @@ def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
 
     with use_llm_client(MockLLMClient(["hello"])):
         await runner.execute(agent, {"messages": []})
+
+    Args:
+        client: The client.
+
+    Yields:
+        The client.
+
+    Examples:
+        >>> from agent_runtime_core import MockLLMClient
+        >>> from agent_runtime_core.llm import get_llm_client, use_llm_client
+        >>> with use_llm_client(MockLLMClient(["hello"])) as client:
+        ...     get_llm_client() is client
+        True
     """
     token = _override.set(client)
     try:

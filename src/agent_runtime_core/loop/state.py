@@ -15,15 +15,25 @@ __all__ = ["CancellationToken", "Hooks", "LoopResult", "TurnState"]
 
 
 class TurnState(str, Enum):  # noqa: UP042 (like the other public enums)
-    """State of a loop."""
+    """State of a loop.
 
-    STREAMING = "streaming"  # a model call
+    Attributes:
+        STREAMING: A model call is active.
+        TOOL_EXECUTION: Tool calls are active.
+        WAITING: The loop waits for an approval.
+        YIELDING: The loop has ended with an answer.
+        HANDED_OFF: The loop has ended because another agent has answered.
+        CANCELLED: The loop was ended by its cancellation token.
+        LIMITED: The loop has ended because a limit was reached.
+    """
+
+    STREAMING = "streaming"
     TOOL_EXECUTION = "tool_execution"
-    WAITING = "waiting"  # for an approval
-    YIELDING = "yielding"  # the model has answered
-    HANDED_OFF = "handed_off"  # another agent has answered
+    WAITING = "waiting"
+    YIELDING = "yielding"
+    HANDED_OFF = "handed_off"
     CANCELLED = "cancelled"
-    LIMITED = "limited"  # a limit was reached
+    LIMITED = "limited"
 
 
 class CancellationToken:
@@ -33,6 +43,13 @@ class CancellationToken:
     task = asyncio.create_task(run_turn_loop(ctx, client, cancellation=token))
     token.cancel()
     result = await task  # result.state is TurnState.CANCELLED
+
+    Examples:
+        >>> from agent_runtime_core import CancellationToken
+        >>> token = CancellationToken()
+        >>> token.cancel()
+        >>> token.cancelled
+        True
     """
 
     def __init__(self) -> None:

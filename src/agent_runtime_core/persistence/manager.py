@@ -60,10 +60,39 @@ class PersistenceConfig:
     By default memory, conversations, tasks and preferences are files, and there is no knowledge or audit store.
 
     Attributes:
+        memory_store_class: The class of that store.
+        conversation_store_class: The class of that store.
+        task_store_class: The class of that store.
+        preferences_store_class: The class of that store.
+        knowledge_store_class: The class of that store.
+        audit_store_class: The class of that store.
+        memory_store_kwargs: The arguments of that class.
+        conversation_store_kwargs: The arguments of that class.
+        task_store_kwargs: The arguments of that class.
+        preferences_store_kwargs: The arguments of that class.
+        knowledge_store_kwargs: The arguments of that class.
+        audit_store_kwargs: The arguments of that class.
+        memory_store: The store for the memory of agents, as an instance.
+        conversation_store: The store for conversations, as an instance.
+        task_store: The store for lists of tasks, as an instance.
+        preferences_store: The store for preferences, as an instance.
+        knowledge_store: The store for facts, summaries and embeddings, as an instance.
+        audit_store: The store for audit entries, errors and metrics, as an instance.
+        memory_store_factory: A function that creates that store.
+        conversation_store_factory: A function that creates that store.
+        task_store_factory: A function that creates that store.
+        preferences_store_factory: A function that creates that store.
+        knowledge_store_factory: A function that creates that store.
+        audit_store_factory: A function that creates that store.
         project_dir: The files of a project are in `<project_dir>/.agent_runtime`. None is the current directory. The
             files of Scope.GLOBAL are in `.agent_runtime` of the user's home directory.
         session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
         documents: The document store that `at` opened at the URL of an installed package. `close()` closes it.
+
+    Examples:
+        >>> from agent_runtime_core import PersistenceConfig
+        >>> PersistenceConfig.at("memory://").memory_store_class.__name__
+        'InMemoryMemoryStore'
     """
 
     memory_store_class: type[Any] | None = FileMemoryStore
@@ -106,6 +135,9 @@ class PersistenceConfig:
             durability: Of a SQLite file, "full" or "normal". None means the configured one.
             **more: Further settings.
 
+        Returns:
+            The configuration.
+
         Raises:
             InvalidArgument: The file is open in this process with another durability.
         """
@@ -130,6 +162,9 @@ class PersistenceConfig:
             engine: The engine of a queue, an event bus or a state store, or a document store. The stores do not close a
                 document store.
             **more: Further settings.
+
+        Returns:
+            The configuration.
         """
         if isinstance(engine, DocumentStore):
             return cls._all("documents", {"documents": engine}, more)
@@ -152,8 +187,16 @@ class PersistenceConfig:
     def of(cls, **settings: Any) -> PersistenceConfig:
         """Return a configuration with these settings.
 
+        Args:
+            **settings: Fields of `PersistenceConfig`.
+
         Raises:
             UnknownSetting: A setting does not exist. It is also a ValueError.
+
+        Examples:
+            >>> from agent_runtime_core import PersistenceConfig
+            >>> PersistenceConfig.of(session_id="s-1").session_id
+            's-1'
         """
         known = [each.name for each in dataclasses.fields(cls)]
         for name in settings:
@@ -203,8 +246,21 @@ class PersistenceManager:
             durability: Of a SQLite file: "full" survives a power loss, "normal" a crash of the process. None means the
                 configured one.
 
+        Returns:
+            The manager. Close it with `await manager.close()`, or use it in `async with`.
+
         Raises:
             InvalidArgument: The file is open in this process with another durability.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import PersistenceManager
+            >>> async def main():
+            ...     async with PersistenceManager.open("memory://") as stores:
+            ...         await stores.memory.set("city", "Ulm")
+            ...         return await stores.memory.get("city")
+            >>> asyncio.run(main())
+            'Ulm'
         """
         return cls(PersistenceConfig.at(path_or_url, session_id=session_id, durability=durability))
 
@@ -243,7 +299,13 @@ class PersistenceManager:
         return self._configured("knowledge")
 
     def has_audit(self) -> bool:
-        """Return whether an audit store is configured."""
+        """Return whether an audit store is configured.
+
+        Examples:
+            >>> from agent_runtime_core import PersistenceConfig, PersistenceManager
+            >>> PersistenceManager(PersistenceConfig()).has_audit()
+            False
+        """
         return self._configured("audit")
 
     def _configured(self, kind: str) -> bool:
@@ -305,6 +367,16 @@ class PersistenceManager:
 
         Raises:
             InvalidArgument: The name of the tenant is not valid, or this manager is the manager of another tenant.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import PersistenceManager
+            >>> async def main():
+            ...     async with PersistenceManager.open("memory://") as stores:
+            ...         await stores.for_tenant("acme").memory.set("city", "Ulm")
+            ...         return await stores.for_tenant("initech").memory.get("city")
+            >>> asyncio.run(main()) is None
+            True
         """
         if not (name := checked_tenant(tenant)):
             return self
@@ -329,6 +401,7 @@ class PersistenceManager:
 
         Raises:
             NotSupported: The conversation store has no method `for_tenant`.
+            InvalidArgument: `tenant` is the tenant of this manager, or a name is invalid.
         """
         named = conversation_uuid(conversation_id)
         ours, theirs = self.conversations, self.for_tenant(tenant).conversations
@@ -384,6 +457,11 @@ def conversation_uuid(name: UUID | str, tenant: str | None = None) -> UUID:
 
     Raises:
         InvalidArgument: The name is empty or no string, or the name of the tenant is not valid.
+
+    Examples:
+        >>> from agent_runtime_core import conversation_uuid
+        >>> conversation_uuid("chat-1") == conversation_uuid("chat-1")
+        True
     """
     checked_tenant(tenant)
     found = id_of_conversation(name) if isinstance(name, str | UUID) else None
@@ -454,6 +532,9 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
 
     Args:
         **settings: Fields of PersistenceConfig.
+
+    Returns:
+        The configuration.
 
     Raises:
         UnknownSetting: A setting does not exist. It is also a ValueError.

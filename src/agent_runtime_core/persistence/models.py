@@ -19,7 +19,13 @@ from .._core.ids import run_uuid
 
 
 class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """The range of a stored value: all projects of a user, one project, or one session that ends."""
+    """The range of a stored value: all projects of a user, one project, or one session that ends.
+
+    Attributes:
+        GLOBAL: All projects of a user.
+        PROJECT: One project.
+        SESSION: One session that ends.
+    """
 
     GLOBAL = "global"
     PROJECT = "project"
@@ -27,7 +33,14 @@ class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """The state of a task."""
+    """The state of a task.
+
+    Attributes:
+        NOT_STARTED: No worker has started the task.
+        IN_PROGRESS: The task is being done.
+        COMPLETE: The task is done.
+        CANCELLED: The task will not be done.
+    """
 
     NOT_STARTED = "not_started"
     IN_PROGRESS = "in_progress"
@@ -36,7 +49,15 @@ class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """The subject of a fact."""
+    """The subject of a fact.
+
+    Attributes:
+        USER: About the user.
+        PROJECT: About the project.
+        PREFERENCE: What the user prefers.
+        CONTEXT: About the circumstances.
+        CUSTOM: Any other subject.
+    """
 
     USER = "user"
     PROJECT = "project"
@@ -46,7 +67,23 @@ class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """The kind of event that an audit entry records."""
+    """The kind of event that an audit entry records.
+
+    Attributes:
+        CONVERSATION_START: A conversation begins.
+        CONVERSATION_END: A conversation ends.
+        MESSAGE_SENT: A message was sent.
+        MESSAGE_RECEIVED: A message was received.
+        TOOL_CALL: A tool was called.
+        TOOL_RESULT: A tool returned a result.
+        TOOL_ERROR: A tool failed.
+        AGENT_START: An agent starts.
+        AGENT_END: An agent has ended.
+        AGENT_ERROR: An agent failed.
+        CHECKPOINT_SAVED: A checkpoint was saved.
+        CHECKPOINT_RESTORED: A checkpoint was restored.
+        CUSTOM: Any other event.
+    """
 
     CONVERSATION_START = "conversation_start"
     CONVERSATION_END = "conversation_end"
@@ -64,7 +101,15 @@ class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class ErrorSeverity(str, Enum):  # noqa: UP042 - StrEnum prints as its value
-    """The severity of an error."""
+    """The severity of an error.
+
+    Attributes:
+        DEBUG: Only of interest for finding errors.
+        INFO: For information.
+        WARNING: A person may have to look at it.
+        ERROR: An operation failed.
+        CRITICAL: The application cannot continue.
+    """
 
     DEBUG = "debug"
     INFO = "info"
@@ -90,7 +135,14 @@ def moment(when: _dt.datetime) -> float:
 
 @dataclass(kw_only=True)
 class ToolCall:
-    """A tool call that a message requests. The model provider chooses `id`."""
+    """A tool call that a message requests. The model provider chooses `id`.
+
+    Attributes:
+        id: The id of the call, which the model provider chooses.
+        name: The name of the tool.
+        arguments: The arguments of the tool.
+        timestamp: When the model requested the call.
+    """
 
     id: str
     name: str
@@ -100,7 +152,14 @@ class ToolCall:
 
 @dataclass(kw_only=True)
 class ToolResult:
-    """The result of a tool call."""
+    """The result of a tool call.
+
+    Attributes:
+        tool_call_id: The id of the call.
+        result: What the tool returned.
+        error: Why the call failed, or None.
+        timestamp: When the call ended.
+    """
 
     tool_call_id: str
     result: Any = None
@@ -117,8 +176,24 @@ class ConversationMessage:
     answer.
 
     Attributes:
+        id: Its id; a new one by default.
+        role: "user", "assistant", "system" or "tool".
+        content: The text, or a list of content parts.
+        timestamp: When the message was written.
+        tool_calls: The tool calls that the message requests.
+        tool_call_id: The call that the message answers, for the role "tool".
+        model: The model that wrote the message, or None.
+        usage: The tokens of the message.
+        metadata: Further data of the application, as JSON.
+        parent_message_id: The message that this one follows; None for the previous message of the branch.
+        branch_id: The branch; None for the main line.
         run_id: The run that a runner appended the message for; None for a message that the application added.
         position: The position of the message in the messages of that run, from 0.
+
+    Examples:
+        >>> from agent_runtime_core import ConversationMessage
+        >>> ConversationMessage(role="user", content="Hi").tool_calls
+        []
     """
 
     id: UUID = field(default_factory=new_id)
@@ -137,6 +212,7 @@ class ConversationMessage:
 
 
 Message = ConversationMessage
+"""Another name of `ConversationMessage`."""
 
 
 @dataclass(kw_only=True)
@@ -144,6 +220,16 @@ class Conversation:
     """A conversation with the messages of all its branches, in order of arrival.
 
     Attributes:
+        id: Its id; a new one by default.
+        title: The title, or None.
+        messages: The messages of all branches, in order of arrival.
+        created_at: When it was created.
+        updated_at: When it was last changed.
+        metadata: Further data of the application, as JSON.
+        agent_key: The key of the agent, or None.
+        summary: A summary of the messages, or None.
+        parent_conversation_id: The conversation that this one was forked from, or None.
+        active_branch_id: The branch that is continued; None for the main line.
         name: The `conversation_id` of its first run, if that is not a UUID. `conversation_uuid(name)` is its `id`.
     """
 
@@ -166,6 +252,32 @@ class Task:
 
     A task is ready once all its `dependencies` are complete. Of the ready tasks, those with the highest `priority`
     come first. `claimed_by` names the worker that has claimed the task, and `claimed_until` is the end of its lease.
+
+    Attributes:
+        id: Its id; a new one by default.
+        name: What to do.
+        description: More about it.
+        state: The state of the task.
+        parent_id: The task that this is a part of, or None.
+        created_at: When it was created.
+        updated_at: When it was last changed.
+        metadata: Further data of the application, as JSON.
+        dependencies: The tasks that must be complete before.
+        priority: Ready tasks with a greater priority come first.
+        due_at: When the task should be done, or None.
+        completed_at: When the task was completed, or None.
+        checkpoint_data: The progress, for the worker that continues the task.
+        checkpoint_at: When the progress was stored, or None.
+        attempts: How often the task was claimed.
+        last_error: Why the last attempt failed, or None.
+        conversation_id: The conversation that it belongs to, or None.
+        claimed_by: The worker that has claimed the task, or None.
+        claimed_until: When the claim expires; None for a claim that does not expire.
+
+    Examples:
+        >>> from agent_runtime_core import Task
+        >>> Task(name="Write the report").state.value
+        'not_started'
     """
 
     id: UUID = field(default_factory=new_id)
@@ -191,7 +303,23 @@ class Task:
 
 @dataclass(kw_only=True)
 class TaskList:
-    """An ordered list of tasks."""
+    """An ordered list of tasks.
+
+    Attributes:
+        id: Its id; a new one by default.
+        name: The name of the list.
+        tasks: The tasks, in order.
+        created_at: When it was created.
+        updated_at: When it was last changed.
+        conversation_id: The conversation that it belongs to, or None.
+        run_id: The run that it belongs to, or None.
+
+    Examples:
+        >>> from agent_runtime_core import Task, TaskList
+        >>> plan = TaskList(name="plan", tasks=[Task(name="Read"), Task(name="Write")])
+        >>> [task.name for task in plan.tasks]
+        ['Read', 'Write']
+    """
 
     id: UUID = field(default_factory=new_id)
     name: str
@@ -204,7 +332,20 @@ class TaskList:
 
 @dataclass(kw_only=True)
 class Fact:
-    """A fact that an agent learned. It is found by its id or its key, and is absent after `expires_at`."""
+    """A fact that an agent learned. It is found by its id or its key, and is absent after `expires_at`.
+
+    Attributes:
+        id: Its id; a new one by default.
+        key: The key of the fact.
+        value: What the agent learned, as JSON.
+        fact_type: The subject of the fact.
+        confidence: How certain the fact is, from 0 to 1.
+        source: Where the fact comes from, or None.
+        created_at: When it was created.
+        updated_at: When it was last changed.
+        expires_at: When the fact is no longer returned; None for never.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     key: str
@@ -220,7 +361,18 @@ class Fact:
 
 @dataclass(kw_only=True)
 class Summary:
-    """A summary of one or several conversations."""
+    """A summary of one or several conversations.
+
+    Attributes:
+        id: Its id; a new one by default.
+        content: The text of the summary.
+        conversation_id: The conversation, or None.
+        conversation_ids: The conversations of a summary of several.
+        start_time: The time of the first message that it covers, or None.
+        end_time: The time of the last message that it covers, or None.
+        created_at: When it was created.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     content: str
@@ -234,7 +386,19 @@ class Summary:
 
 @dataclass(kw_only=True)
 class Embedding:
-    """A text and its vector. `dimensions` is the length of the vector, or 0 for any length."""
+    """A text and its vector. `dimensions` is the length of the vector, or 0 for any length.
+
+    Attributes:
+        id: Its id; a new one by default.
+        vector: The vector.
+        content: The text.
+        content_type: The kind of text, for `search_similar`.
+        source_id: What the text is from, or None.
+        model: The model that made the vector, or None.
+        dimensions: The length of the vector, or 0 for any length.
+        created_at: When it was created.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     vector: list[float]
@@ -249,7 +413,23 @@ class Embedding:
 
 @dataclass(kw_only=True)
 class AuditEntry:
-    """An event in the audit log."""
+    """An event in the audit log.
+
+    Attributes:
+        id: Its id; a new one by default.
+        event_type: The kind of event.
+        timestamp: When it happened.
+        conversation_id: The conversation that it belongs to, or None.
+        run_id: The run that it belongs to, or None.
+        agent_key: The key of the agent, or None.
+        action: What was done.
+        details: More about it, as JSON.
+        actor_type: Who did it: "agent", or another word of the application.
+        actor_id: Which one did it, or None.
+        request_id: The request that it belongs to, or None.
+        parent_event_id: The entry that caused this one, or None.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     event_type: AuditEventType
@@ -268,7 +448,24 @@ class AuditEntry:
 
 @dataclass(kw_only=True)
 class ErrorRecord:
-    """An error that is open until it is resolved."""
+    """An error that is open until it is resolved.
+
+    Attributes:
+        id: Its id; a new one by default.
+        timestamp: When the error happened.
+        severity: The severity of the error.
+        error_type: The name of the class of the error.
+        message: The error message.
+        stack_trace: The traceback, or None.
+        conversation_id: The conversation that it belongs to, or None.
+        run_id: The run that it belongs to, or None.
+        agent_key: The key of the agent, or None.
+        context: What the application knows about the circumstances, as JSON.
+        resolved: Whether the error is resolved.
+        resolved_at: When it was resolved, or None.
+        resolution_notes: How it was resolved, or None.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     timestamp: _dt.datetime = field(default_factory=now)
@@ -288,7 +485,20 @@ class ErrorRecord:
 
 @dataclass(kw_only=True)
 class PerformanceMetric:
-    """One measured value of a metric."""
+    """One measured value of a metric.
+
+    Attributes:
+        id: Its id; a new one by default.
+        name: The name of the metric.
+        value: The measured value.
+        unit: The unit of the value, such as "ms".
+        timestamp: When it was measured.
+        conversation_id: The conversation that it belongs to, or None.
+        run_id: The run that it belongs to, or None.
+        agent_key: The key of the agent, or None.
+        tags: What `get_metrics` can select by.
+        metadata: Further data of the application, as JSON.
+    """
 
     id: UUID = field(default_factory=new_id)
     name: str

@@ -46,6 +46,13 @@ class PlanningAgent(AgentRuntime):
         max_retries: Attempts of each step, including the first.
         backoff_base: Seconds before the second attempt of a step; doubled for each later one.
         max_concurrency: Steps that run at once.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner
+        >>> from agent_runtime_core.planning import PlanningAgent
+        >>> runner = AgentRunner.open("memory://")
+        >>> runner.execute_sync(PlanningAgent(), params={"prompt": "add 3 and 4"}).final_output["result"]
+        7
     """
 
     key: str = "planning"

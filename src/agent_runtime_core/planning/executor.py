@@ -74,6 +74,12 @@ class PlanResult:
     `result` is that of the step that no other step needs, or a list of results if there are several such steps. Each
     of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}; references in `tool_input` are
     replaced by results. `usage` is that of all model and tool calls.
+
+    Attributes:
+        result: The result of the step that no other step needs, or a list of results if there are several such steps.
+        steps: One dict for each step: {"step_number", "tool_name", "tool_input", "result", "attempt"}. References in
+            `tool_input` are replaced by results.
+        usage: The usage of all model and tool calls.
     """
 
     result: Any = None
@@ -119,6 +125,9 @@ async def execute_plan(
         needs_model: Whether the configured client is used without `client`; by default if there are llm_call steps.
         only_waits: Whether `around` only waits for the result of a step that another program executes. Such a step is
             never in doubt: after a crash it waits again, whatever `on_in_doubt` of its tool says.
+
+    Returns:
+        The result of the plan.
 
     Raises:
         PlanningError: The plan is invalid. This and the next three are raised before a step starts.

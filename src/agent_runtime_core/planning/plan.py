@@ -24,7 +24,13 @@ MOST_STEPS = 100
 
 
 class StepKind(str, Enum):  # noqa: UP042 (as the other public enums)
-    """What a step does: call a model, call a tool, or read and write memory."""
+    """What a step does: call a model, call a tool, or read and write memory.
+
+    Attributes:
+        LLM_CALL: Call a model.
+        TOOL_CALL: Call a tool.
+        MEMORY_OP: Read or write memory.
+    """
 
     LLM_CALL = "llm_call"
     TOOL_CALL = "tool_call"
@@ -42,8 +48,21 @@ class PlanStep:
     `tool_input` may refer to results of earlier steps, as in `{{step_1.result}}`; the step waits for them. For an
     LLM_CALL it has a `prompt` or `messages`. `depends_on` has the numbers of further steps to wait for.
 
+    Attributes:
+        step_number: The number of the step, unique in its plan.
+        tool_name: The tool, or memory operation.
+        tool_input: The input, which may refer to results of earlier steps.
+        reasoning: Why the planner chose the step.
+        kind: The kind of step.
+        depends_on: The numbers of further steps to wait for.
+
     Raises:
         InvalidArgument: `kind` is unknown.
+
+    Examples:
+        >>> from agent_runtime_core.planning import PlanStep
+        >>> PlanStep(2, "add", {"a": "{{step_1.result}}", "b": 1}).needs
+        [1]
     """
 
     step_number: int
@@ -78,6 +97,9 @@ class PlanStep:
     def from_dict(cls, data: Mapping[str, Any]) -> PlanStep:
         """Return the step that `to_dict` wrote. Missing fields get their defaults.
 
+        Args:
+            data: What `to_dict` returned.
+
         Raises:
             InvalidArgument: Names the field that is invalid.
         """
@@ -97,7 +119,18 @@ class PlanStep:
 
 @dataclass
 class Plan:
-    """Steps and their goal."""
+    """Steps and their goal.
+
+    Attributes:
+        steps: The steps.
+        final_goal: What the plan is for.
+
+    Examples:
+        >>> from agent_runtime_core.planning import Plan, PlanStep
+        >>> plan = Plan([PlanStep(2, "add", {"a": "{{step_1.result}}"}), PlanStep(1, "read")])
+        >>> [step.step_number for step in plan.order()]
+        [1, 2]
+    """
 
     steps: list[PlanStep] = field(default_factory=list)
     final_goal: str = ""
@@ -109,6 +142,9 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that `to_dict` wrote.
+
+        Args:
+            data: What `to_dict` returned.
 
         Raises:
             InvalidArgument: Names the field that is invalid.
@@ -146,6 +182,15 @@ class Plan:
 
         Raises:
             PlanningError: The plan is invalid; has all problems.
+
+        Examples:
+            >>> from agent_runtime_core import PlanningError
+            >>> from agent_runtime_core.planning import Plan, PlanStep
+            >>> try:
+            ...     Plan([PlanStep(1, "subtract")]).validate(["add"])
+            ... except PlanningError as error:
+            ...     print(len(error.problems))
+            1
         """
         found = self.problems(tools, memory)
         if found:
@@ -153,7 +198,12 @@ class Plan:
         return self
 
     def problems(self, tools: Tools, memory: Tools = ()) -> list[str]:
-        """Return the problems of the plan, each with its step. The arguments are those of `validate`."""
+        """Return the problems of the plan, each with its step. The arguments are those of `validate`.
+
+        Args:
+            tools: As in `validate`.
+            memory: As in `validate`.
+        """
         numbers = Counter(step.step_number for step in self.steps)
         found = [] if numbers else ["steps must have at least one step, got []"]
         if len(self.steps) > MOST_STEPS:
@@ -269,6 +319,10 @@ class BasePlanner(ABC):
     @abstractmethod
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         """Return a valid plan for the prompt that uses only these tools.
+
+        Args:
+            prompt: What to do.
+            available_tools: The tools that the plan may use.
 
         Raises:
             PlanningError: No plan can be made.

@@ -55,10 +55,19 @@ def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
     A string that is one whole reference becomes the result itself. Inside a longer string, a reference becomes the
     result if that is a string, else its JSON text.
 
+    Args:
+        tool_input: The input, with references.
+        results: The results by step number.
+
     Raises:
         InvalidArgument: A step has no result, its result has no such field, or the results are larger than MAX_BYTES
             in all. The total is checked before a result is copied: a short text may name a large result a thousand
             times.
+
+    Examples:
+        >>> from agent_runtime_core.planning import resolve
+        >>> resolve({"a": "{{step_1.result}}", "text": "got {{step_1.result}}"}, {1: 7})
+        {'a': 7, 'text': 'got 7'}
     """
     return _resolved(tool_input, _Results(results))
 

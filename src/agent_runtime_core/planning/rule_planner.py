@@ -447,6 +447,13 @@ class RuleBasedPlanner(BasePlanner):
     Args:
         calculator: The name of the tool for arithmetic.
         todos: The name of the tool for to-dos.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.planning import RuleBasedPlanner, built_in_tools
+        >>> plan = asyncio.run(RuleBasedPlanner().create_plan("add 3 and 4", built_in_tools().list_tools()))
+        >>> plan.steps[0].tool_name
+        'calculator'
     """
 
     def __init__(self, *, calculator: str = "calculator", todos: str = "todo_store") -> None:

@@ -62,6 +62,7 @@ BACKENDS = {
     "redis": ".redis:RedisQueue",
     "postgres": ".postgres:PostgresQueue",
 }
+"""The classes of the built-in queues by the name of their backend."""
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:

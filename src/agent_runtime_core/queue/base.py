@@ -172,6 +172,9 @@ class RunQueue(Backend):
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
                 "processes" (): a list of the ProcessRows, if `keeps_processes`.
             args: Its arguments.
+
+        Returns:
+            What `what` names.
         """
 
     @property
@@ -199,6 +202,10 @@ class RunQueue(Backend):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None] | None:
         """Call `wake()` after each commit that notifies `topic`: "work", "done" or "mail".
+
+        Args:
+            topic: The topic.
+            wake: Called after each of these commits, from any thread.
 
         Returns:
             A function that removes the listener; None if the store cannot notify.
@@ -281,12 +288,30 @@ class RunQueue(Backend):
 
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.queue import InMemoryQueue
+            >>> async def main():
+            ...     queue = InMemoryQueue()
+            ...     await queue.enqueue(None, "report", {"month": "May"})
+            ...     run = await queue.claim("worker-1")
+            ...     await queue.release(run.run_id, "worker-1", True, {"rows": 3})
+            ...     return (await queue.row(run.run_id)).status
+            >>> asyncio.run(main())
+            'succeeded'
         """
         given = input if params is None else run_input(input, params)
         return QueuedRun.of(await self.insert(self.new_row(run_id, agent_key, given, metadata, priority, **options)))
 
     async def insert(self, row: RunRow) -> RunRow:
         """Store a new row. Return it, or the row that is stored with its run id or idempotency key.
+
+        Args:
+            row: The row of the run.
+
+        Returns:
+            The stored row.
 
         Raises:
             IdempotencyConflict: if the one stored before has another agent or input.
@@ -451,6 +476,12 @@ class RunQueue(Backend):
         Returns:
             The run or None; with `limit` above 1 a list. Reading `input` of a run raises UnserialisableResult if it
             has a type that is not registered in this process.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.queue import InMemoryQueue
+            >>> asyncio.run(InMemoryQueue().claim("worker-1")) is None
+            True
         """
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:
@@ -513,6 +544,14 @@ class RunQueue(Backend):
     async def settle(self, run_id: str, how: RunUpdate, ops: Sequence[Op] = ()) -> RunRow:
         """Apply an update by the run's claim, together with `ops`, and return the new row.
 
+        Args:
+            run_id: The id of the run.
+            how: The update.
+            ops: Further operations of the same commit.
+
+        Returns:
+            The new row.
+
         Raises:
             RowChanged: if the update does not apply any more; see `RunUpdate`.
             LeaseLost: if the claim is not current.
@@ -534,6 +573,14 @@ class RunQueue(Backend):
         claim_id: str | None = None,
     ) -> None:
         """End a claimed run as succeeded or failed.
+
+        Args:
+            run_id: The id of the run.
+            worker_id: Name of the worker.
+            success: Whether the run has succeeded; else it failed.
+            output: The result of the run.
+            error: Why the run failed, JSON-serializable.
+            claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Raises:
             LeaseLost: if this worker does not have the claim any more.
@@ -575,7 +622,17 @@ class RunQueue(Backend):
     async def extend_lease(
         self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
     ) -> bool:
-        """Extend the lease of a run to `lease_seconds` from now; return False if this worker has no claim on it."""
+        """Extend the lease of a run to `lease_seconds` from now; return False if this worker has no claim on it.
+
+        Args:
+            run_id: The id of the run.
+            worker_id: Name of the worker.
+            lease_seconds: Seconds from now until the claim expires.
+            claim_id: The id of the claim; None means the last claim of this worker through this object.
+
+        Returns:
+            Whether this worker has the claim.
+        """
         until = self.lease_now() + checked_seconds("lease_seconds", lease_seconds, least=0.001)
         try:
             claim = self._claim_of(run_id, worker_id, claim_id)
@@ -590,6 +647,13 @@ class RunQueue(Backend):
         self, run_id: UUID | str, worker_id: str, error: Any, delay_seconds: float = 0, *, claim_id: str | None = None
     ) -> bool:
         """Release a run after a failed attempt, for another attempt after `delay_seconds`.
+
+        Args:
+            run_id: The id of the run.
+            worker_id: Name of the worker.
+            error: Why the attempt failed, JSON-serializable.
+            delay_seconds: Seconds until the next attempt.
+            claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Returns:
             False if that was the last of `max_retries` attempts, or if this worker has no claim on the run.
@@ -678,6 +742,9 @@ class RunQueue(Backend):
 
         A pending or waiting run is cancelled in the same commit. The worker of a running one is notified.
 
+        Args:
+            run_id: The id of the run.
+
         Returns:
             True if the request is stored, False if the run has ended or is unknown.
         """
@@ -698,14 +765,23 @@ class RunQueue(Backend):
             listener(run_id)
 
     async def is_cancelled(self, run_id: UUID | str) -> bool:
-        """Return whether the run is cancelled or its cancellation was requested."""
+        """Return whether the run is cancelled or its cancellation was requested.
+
+        Args:
+            run_id: The id of the run.
+        """
         row = await self.row(run_id)
         return row is not None and (row.status == "cancelled" or row.cancel_at is not None)
 
     # -- looking
 
     async def row(self, run_id: UUID | str, tenant: str = "") -> RunRow | None:
-        """Return the row of a run; with `tenant` only a run of this tenant, whose run key `run_id` may be."""
+        """Return the row of a run; with `tenant` only a run of this tenant, whose run key `run_id` may be.
+
+        Args:
+            run_id: The run, by its id or its key.
+            tenant: The tenant whose run it is; "" for any run with this id.
+        """
         row: RunRow | None = await self.read("row", stored_id(run_id, tenant), *([tenant] if tenant else []))
         return None if row is None else decode_row(self.payloads, row)
 
@@ -742,7 +818,11 @@ class RunQueue(Backend):
         return UnknownRun(f"run {str(run_id)!r} not found in {where}. List the stored runs with runner.runs()")
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
-        """Return the rows that match a filter, in the order that `RunFilter` names."""
+        """Return the rows that match a filter, in the order that `RunFilter` names.
+
+        Args:
+            wanted: Which runs.
+        """
         texts = (
             wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
             wanted.tenant,
@@ -755,7 +835,11 @@ class RunQueue(Backend):
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def counts(self, tenant: str | None = None) -> RunCounts:
-        """Return how many runs are stored, by status and agent, or how many of them a tenant has."""
+        """Return how many runs are stored, by status and agent, or how many of them a tenant has.
+
+        Args:
+            tenant: Count only the runs of this tenant. None: all.
+        """
         found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
         return found.of_runs()
 
@@ -764,17 +848,30 @@ class RunQueue(Backend):
         return str((await self.commits.commit(None, [Op("queue.assign", (run_id, checked_tenant(tenant)))]))[0])
 
     async def children(self, run_id: str) -> list[RunRow]:
-        """Return the child runs of a run."""
+        """Return the child runs of a run.
+
+        Args:
+            run_id: The id of the run.
+        """
         rows: list[RunRow] = await self.read("children", run_id)
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def mail(self, run_id: str, after: int = 0) -> list[MailboxMessage]:
-        """Return the messages of a run with a number above `after`."""
+        """Return the messages of a run with a number above `after`.
+
+        Args:
+            run_id: The id of the run.
+            after: Only messages with a greater number.
+        """
         messages: list[MailboxMessage] = await self.read("mail", run_id, after)
         return decode_mail(self.payloads, run_id, messages) if messages else messages
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
-        """Return a snapshot of each of these runs; unknown ones are left out."""
+        """Return a snapshot of each of these runs; unknown ones are left out.
+
+        Args:
+            run_ids: The ids of the runs.
+        """
         found: dict[str, RunSnapshot] = await self.read("news", tuple(run_ids))
         return found
 

@@ -310,6 +310,7 @@ def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
         keys = [[group[index] for group in groups] for index in (0, 1)]
         found = fetch(tx.execute(_LOCKED_TOGETHER, ([*named], *keys, [*(named | renewed)])))
         tx.rows.update((row.run_id, row) for row in found)
+    tx.lock_logs(requests)
 
 
 def _news(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:

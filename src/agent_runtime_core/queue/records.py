@@ -66,48 +66,91 @@ class RunRow(NamedTuple):
 
     A backend stores all fields and orders rows by `priority` and `arrival`. Only `RunTransitions` decides how they
     change. Times are seconds since 1970 on the wall clock; `lease_until` is on the clock of `RunQueue.lease_now`.
+
+    Attributes:
+        run_id: A UUID in lower case with dashes; unique.
+        agent: The key of the agent.
+        input: The input, a JSON object.
+        digest: The digest of agent and input. A second run with the same id or idempotency key must have the same
+            digest.
+        metadata: What the caller stored with the run, a JSON object.
+        priority: 32 bits; greater ones are claimed first.
+        created_at: When the run was stored.
+        due_at: When a delayed or waiting run becomes ready; 0: it is ready now.
+        expires_at: A run that has not started by then never starts.
+        deadline: The run is stopped then.
+        run_key: The caller's own run id, if it was no UUID.
+        idem_key: Idempotency key; unique within the tenant.
+        parent_id: The run that called this child run.
+        concurrency_key: At most one live run of a key and tenant has `blocked` 0.
+        origin: "inline": only its own process or an explicit `take` may claim it; "": any worker.
+        blocked: 0: may be claimed; blocked by its concurrency key if 1 (queued) or 2 (set aside).
+        status: The status of the run, as in `RunStatus`.
+        generation: One more each time the run is reopened.
+        failures: Attempts that failed.
+        crashes: Attempts whose claim was not released before its lease ended.
+        crashes_in_row: Crashes in a row without a new record of a step in between.
+        min_step_count: Step ends in the journal when last counted, its minimum; -1: not counted yet.
+        parked: 1: the next claim resumes a wait or a released attempt, instead of starting an attempt.
+        reason: What the run waits for, or why it ended.
+        claim_id: Fencing token of the last claim; the current one while running.
+        worker: Name of the worker that claimed it.
+        holder: Id of the process that claimed it; "" if the store cannot detect dead processes.
+        lease_until: When the claim ends unless a heartbeat extends it.
+        claimed_at: Last claim.
+        started_at: First claim.
+        ended_at: None while the run is live.
+        updated_at: When the run was stored, claimed, updated, ended or reopened.
+        cancel_at: When its cancellation was requested.
+        output: The result of the run, as JSON.
+        error: Why the run failed, as JSON.
+        mail_seq: Number of the last message in its mailbox.
+        arrival: Order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet.
+        conversation: The `conversation_id` of the input.
+        questions: Open questions to a person, as `questions_after` writes them.
+        tenant: Whose run it is: a column of each key; "" for a run without a tenant.
     """
 
-    run_id: str  # a UUID in lower case with dashes; unique
-    agent: str  # key of the agent
-    input: str = "{}"  # JSON object
-    digest: str = ""  # of agent and input; a second run with the same id or idempotency key must have the same
-    metadata: str = "{}"  # JSON object
-    priority: int = 0  # 32 bits; greater ones are claimed first
+    run_id: str
+    agent: str
+    input: str = "{}"
+    digest: str = ""
+    metadata: str = "{}"
+    priority: int = 0
     created_at: float = 0.0
-    due_at: float = 0.0  # when a delayed or waiting run becomes ready; 0: it is ready now
-    expires_at: float | None = None  # a run that has not started by then never starts
-    deadline: float | None = None  # the run is stopped then
-    run_key: str | None = None  # the caller's own run id, if it was no UUID
-    idem_key: str | None = None  # idempotency key; unique within the tenant
-    parent_id: str | None = None  # the run that called this child run
-    concurrency_key: str | None = None  # at most one live run of a key and tenant has `blocked` 0
-    origin: str = ""  # "inline": only its own process or an explicit `take` may claim it; "": any worker
-    blocked: int = 0  # 0: may be claimed; blocked by its concurrency key if 1 (queued) or 2 (set aside)
+    due_at: float = 0.0
+    expires_at: float | None = None
+    deadline: float | None = None
+    run_key: str | None = None
+    idem_key: str | None = None
+    parent_id: str | None = None
+    concurrency_key: str | None = None
+    origin: str = ""
+    blocked: int = 0
     status: str = "pending"
-    generation: int = 1  # one more each time the run is reopened
-    failures: int = 0  # attempts that failed
-    crashes: int = 0  # attempts whose claim was not released before its lease ended
-    crashes_in_row: int = 0  # crashes in a row without a new record of a step in between
-    min_step_count: int = -1  # step ends in the journal when last counted, its minimum; -1: not counted yet
-    parked: int = 0  # 1: the next claim resumes a wait or a released attempt, instead of starting an attempt
-    reason: str = ""  # what the run waits for, or why it ended
-    claim_id: str = ""  # fencing token of the last claim; the current one while running
-    worker: str = ""  # name of the worker that claimed it
-    holder: str = ""  # id of the process that claimed it; "" if the store cannot detect dead processes
-    lease_until: float = 0.0  # when the claim ends unless a heartbeat extends it
-    claimed_at: float | None = None  # last claim
-    started_at: float | None = None  # first claim
-    ended_at: float | None = None  # None while the run is live
-    updated_at: float = 0.0  # when the run was stored, claimed, updated, ended or reopened
-    cancel_at: float | None = None  # when its cancellation was requested
-    output: str | None = None  # JSON
-    error: str | None = None  # JSON
-    mail_seq: int = 0  # number of the last message in its mailbox
-    arrival: int = 0  # order of arrival, from 1, set by `RunTransitions.add`; 0: not stored yet
-    conversation: str | None = None  # the `conversation_id` of the input
-    questions: str = ""  # open questions to a person, as `questions_after` writes them
-    tenant: str = ""  # whose run it is: a column of each key; "": no tenant's
+    generation: int = 1
+    failures: int = 0
+    crashes: int = 0
+    crashes_in_row: int = 0
+    min_step_count: int = -1
+    parked: int = 0
+    reason: str = ""
+    claim_id: str = ""
+    worker: str = ""
+    holder: str = ""
+    lease_until: float = 0.0
+    claimed_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    updated_at: float = 0.0
+    cancel_at: float | None = None
+    output: str | None = None
+    error: str | None = None
+    mail_seq: int = 0
+    arrival: int = 0
+    conversation: str | None = None
+    questions: str = ""
+    tenant: str = ""
 
     @property
     def attempt(self) -> int:
@@ -115,7 +158,11 @@ class RunRow(NamedTuple):
         return 1 + self.failures + self.crashes
 
     def with_values(self, **values: Any) -> RunRow:
-        """Return the row with other values. Faster than `_replace`, which looks up all fields by name."""
+        """Return the row with other values. Faster than `_replace`, which looks up all fields by name.
+
+        Args:
+            **values: The new values by the names of the fields.
+        """
         cells = list(self)
         for name, value in values.items():
             cells[_PLACE[name]] = value
@@ -123,6 +170,10 @@ class RunRow(NamedTuple):
 
     def decoded(self, column: str, made: Callable[[Any], _Made]) -> _Made:
         """Return `made(value)` of a column.
+
+        Args:
+            column: The name of the field.
+            made: Makes a value from the stored one.
 
         Raises:
             StorageCorrupt: if that fails. It names the run and the column.
@@ -177,32 +228,65 @@ class RunFilter(NamedTuple):
     """Which rows `read("find", …)` returns.
 
     They come in order of `arrival`, or with `newest_first` in descending order of (`created_at`, `arrival`).
+
+    Attributes:
+        statuses: The status is one of these; None: any.
+        agent: Key of the agent; None: any.
+        since: Created at this time or later, in wall seconds.
+        ended_before: Ended before this time, in wall seconds.
+        after: `arrival` greater than this.
+        limit: At most so many.
+        until: Created before, wall seconds.
+        prefix: The run id or the run key begins with this.
+        parent: Run id of the parent.
+        conversation: The `conversation_id` of the input; None: any.
+        concurrency_key: The concurrency key; None: any.
+        reason: The reason is this word, or begins with this word and a space.
+        retrying: Live, after a failed attempt.
+        asking: Live, with an open question.
+        in_doubt: Live, with an open question about a step in doubt.
+        newest_first: In descending order of (`created_at`, `arrival`).
+        before: With `newest_first`: (created_at, arrival) less than this.
+        light: Leave out `input`, `output` and `metadata`: they are "{}", None and "{}".
+        tenant: The tenant; "": of no tenant; None: any.
+        run_key: The run key; None: any.
+        without_input: Leave out `input` and `output`: they are "{}" and None.
+
+    Examples:
+        >>> from agent_runtime_core.queue import RunFilter, RunRow
+        >>> row = RunRow("b1a0c6c4-5d3f-4c0e-9d0a-0c5f0c5f0c5f", "report", status="failed", arrival=1)
+        >>> RunFilter(statuses=("failed",)).admits(row), RunFilter(agent="other").admits(row)
+        (True, False)
     """
 
-    statuses: tuple[str, ...] | None = None  # one of these; None: any
-    agent: str | None = None  # key of the agent; None: any
-    since: float = 0.0  # created at or after, wall seconds
-    ended_before: float | None = None  # wall seconds
-    after: int = 0  # `arrival` greater than this
-    limit: int = 1000  # at most so many
-    until: float | None = None  # created before, wall seconds
-    prefix: str | None = None  # the run id or the run key begins with this
-    parent: str | None = None  # run id of the parent
+    statuses: tuple[str, ...] | None = None
+    agent: str | None = None
+    since: float = 0.0
+    ended_before: float | None = None
+    after: int = 0
+    limit: int = 1000
+    until: float | None = None
+    prefix: str | None = None
+    parent: str | None = None
     conversation: str | None = None
     concurrency_key: str | None = None
-    reason: str | None = None  # the reason is this word, or begins with this word and a space
-    retrying: bool = False  # live, after a failed attempt
-    asking: bool = False  # live, with an open question
-    in_doubt: bool = False  # live, with an open question about a step in doubt
+    reason: str | None = None
+    retrying: bool = False
+    asking: bool = False
+    in_doubt: bool = False
     newest_first: bool = False
-    before: tuple[float, int] | None = None  # with `newest_first`: (created_at, arrival) less than this
-    light: bool = False  # leave out `input`, `output` and `metadata`: they are "{}", None and "{}"
-    tenant: str | None = None  # "": of no tenant; None: any
+    before: tuple[float, int] | None = None
+    light: bool = False
+    tenant: str | None = None
     run_key: str | None = None
-    without_input: bool = False  # leave out `input` and `output`: they are "{}" and None
+    without_input: bool = False
 
     def admits(self, row: RunRow) -> bool:
-        """Return whether a row is one of them, apart from `limit`."""
+        """Return whether a row is one of them, apart from `limit`.
+
+        Args:
+            row: A row.
+        """
         return (
             (self.statuses is None or row.status in self.statuses)
             and (self.agent is None or row.agent == self.agent)
@@ -226,7 +310,11 @@ class RunFilter(NamedTuple):
         )
 
     def listed(self, rows: Iterable[RunRow]) -> list[RunRow]:
-        """Return those of all stored rows that `read("find", …)` returns. For a store without indexes."""
+        """Return those of all stored rows that `read("find", …)` returns. For a store without indexes.
+
+        Args:
+            rows: All stored rows.
+        """
         found = (row for row in rows if self.admits(row))
         if self.newest_first:
             ordered = heapq.nlargest(self.limit, found, key=lambda row: (row.created_at, row.arrival))
@@ -235,23 +323,42 @@ class RunFilter(NamedTuple):
         return [self.shortened(row) for row in ordered]
 
     def shortened(self, row: RunRow) -> RunRow:
-        """Return a row without the values that `light` and `without_input` leave out."""
+        """Return a row without the values that `light` and `without_input` leave out.
+
+        Args:
+            row: A row.
+        """
         if self.light:
             return light(row)
         return row.with_values(input="{}", output=None) if self.without_input else row
 
 
 class RunCounts(NamedTuple):
-    """How many runs a queue stores."""
+    """How many runs a queue stores.
 
-    runs: dict[tuple[str, str], int]  # by status and agent
-    oldest_pending: dict[str, float]  # when the oldest pending run of each agent was created, wall seconds
-    due_later: int  # delayed and waiting runs with a time at which they become ready
-    waiting: dict[str, int]  # waiting runs by the first word of their reason
+    Attributes:
+        runs: The number of runs by status and agent.
+        oldest_pending: When the oldest pending run of each agent was created, wall seconds.
+        due_later: Delayed and waiting runs with a time at which they become ready.
+        waiting: Waiting runs by the first word of their reason.
+    """
+
+    runs: dict[tuple[str, str], int]
+    oldest_pending: dict[str, float]
+    due_later: int
+    waiting: dict[str, int]
 
     @classmethod
     def of(cls, rows: Iterable[RunRow], tenant: str | None = None) -> RunCounts:
-        """Count those of all stored rows that a tenant has; None: all. For a store without indexes."""
+        """Count those of all stored rows that a tenant has; None: all. For a store without indexes.
+
+        Args:
+            rows: All stored rows.
+            tenant: Count only the runs of this tenant. None: all.
+
+        Returns:
+            The counts.
+        """
         rows = [row for row in rows if not tenant or row.tenant == tenant]
         oldest: dict[str, float] = {}
         for row in rows:
@@ -276,12 +383,19 @@ class RunCounts(NamedTuple):
 
 
 class RunSnapshot(NamedTuple):
-    """The fields of a run that its worker, and those who wait for its end, poll."""
+    """The fields of a run that its worker, and those who wait for its end, poll.
+
+    Attributes:
+        status: The status of the run.
+        claim_id: The id of its last claim.
+        mail_seq: The number of the last message in its mailbox.
+        cancelled: Whether cancellation was requested.
+    """
 
     status: str
     claim_id: str
     mail_seq: int
-    cancelled: bool  # whether cancellation was requested
+    cancelled: bool
 
 
 class ClaimRequest(NamedTuple):
@@ -289,34 +403,60 @@ class ClaimRequest(NamedTuple):
 
     `RunTransitions` passes it to `expired_leases`, `claimable` and `abandoned_inline`. These read `agents` and
     `lease_now`; the other fields are for the transitions.
+
+    Attributes:
+        tickets: A new ULID for each run wanted; the run's claim id is made of it, above its last one.
+        worker: The name of the worker.
+        holder: Id of its process, or "".
+        lease_until: When the leases of the claims end, on the lease clock.
+        lease_now: The time on the lease clock before which a lease must end for its claim to be taken over.
+        wall: The time on the wall clock.
+        agents: The keys of the agents that the worker runs; None: all.
+        ready_only: Claim ready runs only: ignore expired leases and timers.
+        wait_name: If there is no run, wait in the store under this name, where the store can do that.
+        wait_seconds: For so long; an earlier request under the same name ends.
     """
 
-    tickets: tuple[str, ...]  # a new ULID for each run wanted; the run's claim id is made of it, above its last one
-    worker: str  # name of the worker
-    holder: str  # id of its process, or ""
-    lease_until: float  # when the leases of the claims end, on the lease clock
-    lease_now: float  # the time on the lease clock before which a lease must end for its claim to be taken over
-    wall: float  # the time on the wall clock
-    agents: tuple[str, ...] | None  # keys of the agents that the worker runs; None: all
-    ready_only: bool = False  # claim ready runs only: ignore expired leases and timers
-    wait_name: str | None = None  # if there is no run, wait in the store under this name, where the store can do that
-    wait_seconds: float = 0.0  # for so long; an earlier request under the same name ends
+    tickets: tuple[str, ...]
+    worker: str
+    holder: str
+    lease_until: float
+    lease_now: float
+    wall: float
+    agents: tuple[str, ...] | None
+    ready_only: bool = False
+    wait_name: str | None = None
+    wait_seconds: float = 0.0
 
 
 class ProcessRow(NamedTuple):
-    """A runner that claims runs, as its queue stores it. It renews the row with its heartbeat."""
+    """A runner that claims runs, as its queue stores it. It renews the row with its heartbeat.
 
-    process_id: str  # a ULID, new for each runner
-    worker: str  # name of the worker
+    Attributes:
+        process_id: A ULID, new for each runner.
+        worker: The name of the worker.
+        host: The host name of its machine.
+        pid: The id of its process on the machine.
+        started_at: When the runner was created, in wall seconds.
+        version: The version of this library.
+        agents: The keys of the agents that it has registered.
+        slots: Runs that its loop executes at the same time; 0 without a loop.
+        holder: The id of its process, as in `RunRow.holder`.
+        seen_at: When the row was last renewed, wall seconds.
+        alive_until: When the process counts as ended unless it renews the row, on the lease clock.
+    """
+
+    process_id: str
+    worker: str
     host: str
     pid: int
-    started_at: float  # wall seconds
-    version: str  # of this library
-    agents: tuple[str, ...]  # keys of the agents that it has registered
-    slots: int  # runs that its loop executes at the same time; 0 without a loop
-    holder: str  # id of its process, as in `RunRow.holder`
-    seen_at: float  # when the row was last renewed, wall seconds
-    alive_until: float  # when the process counts as ended unless it renews the row, on the lease clock
+    started_at: float
+    version: str
+    agents: tuple[str, ...]
+    slots: int
+    holder: str
+    seen_at: float
+    alive_until: float
 
 
 class RunUpdate(NamedTuple):
@@ -325,11 +465,27 @@ class RunUpdate(NamedTuple):
     `RunTransitions.settle` rejects it with `RowChanged` if `claim_id` is not the row's, if `cursor` is not its last
     message, or if `status` is "waiting" and cancellation was requested. If cancellation was requested and `status` is
     "pending", the run is ready at once instead of at `due_at`.
+
+    Attributes:
+        claim_id: The claim that writes.
+        status: "running" keeps the claim; any other status ends it.
+        now: The time of the update, in wall seconds.
+        due_at: When the run becomes ready, in wall seconds; 0: it is ready now.
+        parked: 1 if the next claim resumes a wait or a released attempt, instead of starting an attempt.
+        reason: What the run waits for, or why it ended.
+        failures: The attempts that failed.
+        crashes: The attempts whose claim was not released before its lease ended.
+        crashes_in_row: The crashes in a row without a new record of a step in between.
+        min_step_count: The step ends in the journal when last counted; -1: not counted yet.
+        output: The result of the run, as JSON.
+        error: Why the run failed, as JSON.
+        cursor: Number of the last message that the claim has read; -1: do not check.
+        renew: A ticket: the running claim gets a new id, and all writes under the old one are rejected.
     """
 
-    claim_id: str  # the claim that writes
-    status: str  # "running" keeps the claim; any other status ends it
-    now: float  # wall seconds
+    claim_id: str
+    status: str
+    now: float
     due_at: float = 0.0
     parked: int = 0
     reason: str = ""
@@ -339,8 +495,8 @@ class RunUpdate(NamedTuple):
     min_step_count: int = -1
     output: str | None = None
     error: str | None = None
-    cursor: int = -1  # number of the last message that the claim has read; -1: do not check
-    renew: str = ""  # a ticket: the running claim gets a new id, and all writes under the old one are rejected
+    cursor: int = -1
+    renew: str = ""
 
 
 def answer_id(request_id: str, message_id: str | None = None) -> str:
@@ -401,16 +557,24 @@ class MailboxMessage(NamedTuple):
     """A message in the mailbox of a run.
 
     A backend stores the messages of each run by `seq` until the run is deleted, and finds one by its `msg_id`.
+
+    Attributes:
+        kind: "signal", "child" (the result of a child run), "message" (for the agent), "question" (to a person),
+            "closed" (its id is the id of an answer: the run has stopped waiting for an answer), "cancel", "limits" or
+            "acted" (who did what).
+        name: The name of the signal or question, the run id of the child, or what was done; else "".
+        payload: The contents, as JSON.
+        msg_id: Unique in the mailbox; a second message with the same id is dropped.
+        t: When it was posted, wall seconds.
+        seq: Its number in the mailbox, from 1, set by `RunTransitions.post`.
     """
 
-    # "signal", "child" (the result of a child run), "message" (for the agent), "question" (to a person), "closed" (its
-    # id is that of an answer: the run has stopped waiting for one), "cancel", "limits" or "acted" (who did what)
     kind: str
-    name: str  # of the signal or question, run id of the child, or what was done; else ""
-    payload: str  # JSON
-    msg_id: str  # unique in the mailbox; a second message with the same id is dropped
-    t: float  # when it was posted, wall seconds
-    seq: int = 0  # its number in the mailbox, from 1, set by `RunTransitions.post`
+    name: str
+    payload: str
+    msg_id: str
+    t: float
+    seq: int = 0
 
 
 keep_former_names(RunRow, changed="with_values", told="decoded", **_FORMER)
@@ -538,7 +702,20 @@ def same_input(asked: RunRow, stored: RunRow) -> bool:
 
 @dataclass
 class QueuedRun:
-    """A claimed or submitted run. `attempt` is 1 plus the number of failures and crashes."""
+    """A claimed or submitted run. `attempt` is 1 plus the number of failures and crashes.
+
+    Attributes:
+        run_id: The id of the run.
+        agent_key: The key of the agent.
+        input: The input of the run.
+        metadata: What the caller stored with the run.
+        priority: Runs with a greater priority are claimed first.
+        attempt: 1 plus the number of failures and crashes.
+        created_at: When the run was stored.
+        scheduled_at: When the run becomes ready; None for a run that is ready.
+        claim_id: The id of the claim, or "".
+        row: The row that the run was made of.
+    """
 
     run_id: UUID
     agent_key: str

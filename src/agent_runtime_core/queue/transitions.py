@@ -89,33 +89,67 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def get(self, run_id: str) -> RunRow | None:
-        """Return the row of a run."""
+        """Return the row of a run.
+
+        Args:
+            run_id: The id of the run.
+        """
 
     @abstractmethod
     def by_key(self, idem_key: str, tenant: str) -> RunRow | None:
-        """Return the row of that tenant with that idempotency key."""
+        """Return the row of that tenant with that idempotency key.
+
+        Args:
+            idem_key: The idempotency key.
+            tenant: The tenant, or "".
+        """
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
-        """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier ones."""
+        """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier ones.
+
+        Args:
+            row: The row of the run.
+
+        Returns:
+            The row with its `arrival`.
+        """
 
     def add_new(self, row: RunRow) -> RunRow | None:
-        """Do as `add`, unless a row with this id is stored: then return None. The row has no other key."""
+        """Do as `add`, unless a row with this id is stored: then return None. The row has no other key.
+
+        Args:
+            row: The row of the run.
+
+        Returns:
+            The row with its `arrival`, or None.
+        """
         return self.add(row) if self.get(row.run_id) is None else None
 
     @abstractmethod
     def save(self, row: RunRow) -> None:
-        """Replace the stored row with the same `arrival`."""
+        """Replace the stored row with the same `arrival`.
+
+        Args:
+            row: The row of the run.
+        """
 
     @abstractmethod
     def drop(self, row: RunRow) -> None:
-        """Delete a row and its mailbox."""
+        """Delete a row and its mailbox.
+
+        Args:
+            row: The row of the run.
+        """
 
     @abstractmethod
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
 
         If there are very many, it may change only those of the greatest priorities; later claims change the others.
+
+        Args:
+            wall: The time on the wall clock.
 
         Returns:
             The concurrency key and the tenant of each changed row whose `blocked` is 1.
@@ -127,6 +161,10 @@ class RunTransitions(ABC):
 
         A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows, the
         smallest `lease_until` first.
+
+        Args:
+            want: The request of the worker.
+            limit: At most this many rows.
         """
 
     @abstractmethod
@@ -134,72 +172,164 @@ class RunTransitions(ABC):
         """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `blocked` 0.
 
         At most `limit` rows, the greatest priority first, then the smallest `arrival`.
+
+        Args:
+            want: The request of the worker.
+            limit: At most this many rows.
         """
 
     @abstractmethod
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
-        """Return the live row with that concurrency key and tenant, and `blocked` 0."""
+        """Return the live row with that concurrency key and tenant, and `blocked` 0.
+
+        Args:
+            concurrency_key: The concurrency key.
+            tenant: The tenant, or "".
+        """
 
     @abstractmethod
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         """Return the row with that concurrency key and tenant that may be claimed next.
 
         Of the rows with `blocked` 1 and `due_at` 0, it has the greatest priority, then the smallest `arrival`.
+
+        Args:
+            concurrency_key: The concurrency key.
+            tenant: The tenant, or "".
         """
 
     @abstractmethod
     def abandoned_inline(self, want: ClaimRequest) -> list[RunRow]:
-        """Return pending and running rows with a concurrency key, an origin, `blocked` 0 and an expired lease."""
+        """Return pending and running rows with a concurrency key, an origin, `blocked` 0 and an expired lease.
+
+        Args:
+            want: The request of the worker.
+        """
 
     @abstractmethod
     def message_number(self, run_id: str, msg_id: str) -> int | None:
-        """Return the `seq` of the message with that id in the mailbox of a run, None if there is none."""
+        """Return the `seq` of the message with that id in the mailbox of a run, None if there is none.
+
+        Args:
+            run_id: The id of the run.
+            msg_id: The id of the message.
+        """
 
     @abstractmethod
     def add_message(self, run_id: str, mail: MailboxMessage) -> None:
-        """Store a message, whose `seq` is set, in the mailbox of a run."""
+        """Store a message, whose `seq` is set, in the mailbox of a run.
+
+        Args:
+            run_id: The id of the run.
+            mail: The message.
+        """
 
     def replace_contents(self, row: RunRow) -> None:
-        """Replace input, digest, metadata, output and error of the stored row. By default `save` does it."""
+        """Replace input, digest, metadata, output and error of the stored row. By default `save` does it.
+
+        Args:
+            row: The row of the run.
+        """
         self.save(row)
 
     def replace_message(self, run_id: str, old: MailboxMessage, new: MailboxMessage) -> bool:
-        """Replace a stored message by one with another payload, and return whether `old` is stored."""
+        """Replace a stored message by one with another payload, and return whether `old` is stored.
+
+        Args:
+            run_id: The id of the run.
+            old: The message that should be stored.
+            new: The message that replaces it.
+
+        Returns:
+            Whether `old` is stored.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
         raise NotSupported(f"{type(self).__name__} does not define replace_message, so payloads cannot be re-encoded")
 
     def move(self, row: RunRow, after: RunRow) -> None:
-        """Replace a stored row by the same row with another tenant, and with the `blocked` of its new group."""
+        """Replace a stored row by the same row with another tenant, and with the `blocked` of its new group.
+
+        Args:
+            row: The stored row.
+            after: The row that replaces it.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
         raise NotSupported(f"{type(self).__name__} does not define move, so stored runs cannot be given to a tenant")
 
     def add_copied(self, row: RunRow) -> None:
-        """Store a new row of another store under its own `arrival`."""
+        """Store a new row of another store under its own `arrival`.
+
+        Args:
+            row: The row of the run.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
         raise NotSupported(f"{type(self).__name__} does not define add_copied, so no store can be copied to it")
 
     def keep_arrival(self, last: int) -> None:
-        """Give later rows an `arrival` greater than `last`."""
+        """Give later rows an `arrival` greater than `last`.
+
+        Args:
+            last: The greatest `arrival` so far.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
         raise NotSupported(f"{type(self).__name__} does not define keep_arrival, so no store can be copied to it")
 
     def save_process(self, row: ProcessRow, kept: float) -> None:
         """Store or replace the row of a process, and delete rows that were last renewed more than `kept` seconds ago.
 
         A backend that defines this and `drop_process` sets `keeps_processes`.
+
+        Args:
+            row: The row of the process.
+            kept: Seconds.
+
+        Raises:
+            NotSupported: The queue does not support this.
         """
         raise NotSupported(f"{type(self).__name__} does not define save_process, so it lists no processes")
 
     def drop_process(self, process_id: str) -> None:
-        """Delete the row of a process, if it is stored."""
+        """Delete the row of a process, if it is stored.
+
+        Args:
+            process_id: The id of the process.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
         raise NotSupported(f"{type(self).__name__} does not define drop_process, so it lists no processes")
 
     def is_dead(self, holder: str) -> bool:
-        """Return whether the process with that id is known to have ended. By default a lease has to expire instead."""
+        """Return whether the process with that id is known to have ended. By default a lease has to expire instead.
+
+        Args:
+            holder: The id of the process.
+        """
         return False
 
     def fence(self, run_id: str, token: str | None) -> None:
-        """Set the fencing token of a run: only writes under that claim are accepted. None: under no claim."""
+        """Set the fencing token of a run: only writes under that claim are accepted. None: under no claim.
+
+        Args:
+            run_id: The id of the run.
+            token: The id of the claim, or None.
+        """
         self.tx.fence(run_id, token)
 
     def notify(self, topic: str) -> None:
-        """Wake the listeners of a topic ("work", "done" or "mail") after the commit."""
+        """Wake the listeners of a topic ("work", "done" or "mail") after the commit.
+
+        Args:
+            topic: The topic.
+        """
         self.tx.notify(topic)
 
     # -- the operations
@@ -234,7 +364,14 @@ class RunTransitions(ABC):
         return row
 
     def insert(self, row: RunRow) -> RunRow:
-        """Store a row unless one with its id or idempotency key is stored; return the stored row."""
+        """Store a row unless one with its id or idempotency key is stored; return the stored row.
+
+        Args:
+            row: The row of the run.
+
+        Returns:
+            The stored row.
+        """
         added = self.add_new(row) if _has_no_key(row) else None
         if added is None and (stored := self._existing(row)) is not None:
             return stored
@@ -246,7 +383,14 @@ class RunTransitions(ABC):
         return self.by_key(row.idem_key, row.tenant) if stored is None and row.idem_key is not None else stored
 
     def insert_applied(self, row: RunRow) -> RunRow:
-        """Return the result of an `insert` that may have been committed before."""
+        """Return the result of an `insert` that may have been committed before.
+
+        Args:
+            row: The row of the run.
+
+        Raises:
+            NotApplied: The row is not stored.
+        """
         stored = self._existing(row)
         if stored is None:
             raise NotApplied
@@ -264,6 +408,12 @@ class RunTransitions(ABC):
     def claim(self, want: ClaimRequest) -> list[RunRow]:
         """Claim up to one run for each ticket, those with expired leases first.
 
+        Args:
+            want: The request of the worker.
+
+        Returns:
+            The rows of the claimed runs.
+
         Raises:
             StorageBusy: if an earlier try may have claimed runs, because its reply was lost. The queue releases them.
         """
@@ -272,7 +422,14 @@ class RunTransitions(ABC):
         return self.claim_next(want)
 
     def claim_next(self, want: ClaimRequest) -> list[RunRow]:
-        """Do as `claim`, in a commit that was not tried before."""
+        """Do as `claim`, in a commit that was not tried before.
+
+        Args:
+            want: The request of the worker.
+
+        Returns:
+            The rows of the claimed runs.
+        """
         found: list[RunRow] = []
         if not want.ready_only:
             for group in self.make_due_ready(want.wall):
@@ -285,7 +442,11 @@ class RunTransitions(ABC):
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
-        """Return the result of a `claim` that was applied before."""
+        """Return the result of a `claim` that was applied before.
+
+        Args:
+            want: The request of the worker.
+        """
         # The runs that it claimed are not known here; the caller releases what the tickets have claimed.
         return []
 
@@ -361,7 +522,18 @@ class RunTransitions(ABC):
         self._save(as_abandoned(row, want.wall))
 
     def settle(self, run_id: str, how: RunUpdate) -> RunRow:
-        """Apply an update by the run's claim; see `RunUpdate` for when it is rejected."""
+        """Apply an update by the run's claim; see `RunUpdate` for when it is rejected.
+
+        Args:
+            run_id: The id of the run.
+            how: The update.
+
+        Returns:
+            The new row.
+
+        Raises:
+            RowChanged: The update does not apply; see `RunUpdate`.
+        """
         row = self._expect(run_id, ("running",))
         if row.claim_id != how.claim_id or 0 <= how.cursor != row.mail_seq:
             raise RowChanged
@@ -381,7 +553,12 @@ class RunTransitions(ABC):
         return self._save(self._enter_group(row) if row.status == "pending" and row.origin else row)
 
     def settle_applied(self, run_id: str, how: RunUpdate) -> RunRow:
-        """Return the result of a `settle` that was applied before, or raise NotApplied."""
+        """Return the result of a `settle` that was applied before, or raise NotApplied.
+
+        Args:
+            run_id: The id of the run.
+            how: The update.
+        """
         row = self.get(run_id)
         if row is None or (row.status, row.updated_at) != (how.status, how.now) or not _released_by(row, how):
             raise NotApplied
@@ -410,6 +587,10 @@ class RunTransitions(ABC):
     def post(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
         """Put a message into the mailbox of a live run; a waiting run becomes pending.
 
+        Args:
+            run_id: The id of the run.
+            mail: The message.
+
         Returns:
             The status of the run before, or "unknown", and the message's number, or 0 if the run is not live.
         """
@@ -434,14 +615,30 @@ class RunTransitions(ABC):
         return (row.status, seq)
 
     def post_applied(self, run_id: str, mail: MailboxMessage) -> tuple[str, int]:
-        """Return the result of a `post` that was applied before, or raise NotApplied."""
+        """Return the result of a `post` that was applied before, or raise NotApplied.
+
+        Args:
+            run_id: The id of the run.
+            mail: The message.
+        """
         row, seq = self.get(run_id), self.message_number(run_id, mail.msg_id)
         if row is not None and row.status in LIVE and seq is None:
             raise NotApplied
         return ("unknown" if row is None else row.status, seq or 0)
 
     def end(self, run_id: str, expect: Sequence[str], status: str, now: float, reason: str) -> RunRow:
-        """End a run with one of the statuses `expect`, without a claim."""
+        """End a run with one of the statuses `expect`, without a claim.
+
+        Args:
+            run_id: The id of the run.
+            expect: The statuses that the run may have.
+            status: The final status.
+            now: The time on the wall clock.
+            reason: Why the run ended.
+
+        Returns:
+            The new row.
+        """
         row = self._expect(run_id, expect)
         self.fence(run_id, None)
         self.notify("mail")
@@ -470,11 +667,25 @@ class RunTransitions(ABC):
         return is_abandoned
 
     def reopen(self, run_id: str, expect: Sequence[str], now: float) -> RunRow:
-        """Make a run with one of the terminal statuses `expect` pending in a new generation."""
+        """Make a run with one of the terminal statuses `expect` pending in a new generation.
+
+        Args:
+            run_id: The id of the run.
+            expect: The statuses that the run may have.
+            now: The time on the wall clock.
+
+        Returns:
+            The new row.
+        """
         return self._save(self._enter_group(as_reopened(self._expect(run_id, expect), now).with_values(origin="")))
 
     def delete(self, run_id: str, generation: int, n: int) -> None:
         """Delete a run that has ended.
+
+        Args:
+            run_id: The id of the run.
+            generation: The generation of the run.
+            n: The `arrival` of its row.
 
         Raises:
             RowChanged: if it is live, or has another generation or `arrival`.
@@ -489,6 +700,12 @@ class RunTransitions(ABC):
 
     def rewrite(self, run_id: str, old: tuple[str | None, ...], new: tuple[str | None, ...], lease_now: float) -> str:
         """Replace the contents of a run by the same contents, encoded in another way. It notifies no listener.
+
+        Args:
+            run_id: The id of the run.
+            old: The contents that should be stored, as `contents_of` returns them.
+            new: The contents that replace them.
+            lease_now: The time on the lease clock.
 
         Returns:
             "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if a live claim has it, and
@@ -507,6 +724,10 @@ class RunTransitions(ABC):
 
     def assign(self, run_id: str, tenant: str) -> str:
         """Give a stored run to a tenant.
+
+        Args:
+            run_id: The id of the run.
+            tenant: The tenant.
 
         Returns:
             "assigned"; or, without a change, "gone" if the run is not stored, "running" if a worker executes it, and
@@ -534,6 +755,10 @@ class RunTransitions(ABC):
 
     def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:
         """Replace messages by the same ones, encoded in another way, if they are stored.
+
+        Args:
+            run_id: The id of the run.
+            changes: Pairs of an old and a new message.
 
         Returns:
             For each pair of an old and a new message, whether the old one was stored.
@@ -570,11 +795,19 @@ class ServerLeases(RunTransitions):
     """
 
     def lease_time(self, seconds: float) -> float:
-        """Return a time on the lease clock, for seconds from now."""
+        """Return a time on the lease clock, for seconds from now.
+
+        Args:
+            seconds: Seconds from now.
+        """
         return self.tx.now + seconds if self.tx.engine.by_server else seconds
 
     def wanted(self, want: ClaimRequest) -> ClaimRequest:
-        """Return a request with times on the lease clock."""
+        """Return a request with times on the lease clock.
+
+        Args:
+            want: The request, with seconds from now.
+        """
         return want._replace(lease_until=self.lease_time(want.lease_until), lease_now=self.lease_time(want.lease_now))
 
     def claim_next(self, want: ClaimRequest) -> list[RunRow]:

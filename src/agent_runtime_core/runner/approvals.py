@@ -32,27 +32,34 @@ class ApprovalRequest:
     """A question that a run asks a person now, as `runner.approvals` returns it.
 
     Answer it with `runner.approve(run_id, name, answer, request_id=request_id)`.
+
+    Attributes:
+        run_id: The run that asks.
+        run_key: The run id that you passed, if it was not a UUID; else None.
+        agent_key: The key of the agent.
+        name: Name of the approval, or "in_doubt:" and the name of a step that a person has to review.
+        request_id: Identifies the question. Pass it to `runner.approve`.
+        details: What the agent passed to `ctx.approve`; for a review, the name and the id of the step, and its tool
+            call.
+        schema: The JSON Schema that the answer must match.
+        asked_at: When the run asked, as an aware datetime in UTC.
+        approved_before: The run of the same lineage of forks that got this approval before.
+        cursor: Pass it as `after` to get the questions that follow this one.
+        problem: Why the last message that was meant as an answer does not fit; None if there is none.
+        tenant: Whose run it is; None for a run without a tenant.
     """
 
     run_id: UUID
     run_key: str | None
     agent_key: str
-    #: Name of the approval, or "in_doubt:" and the name of a step that a person has to review.
     name: str
     request_id: str
-    #: What the agent passed to `ctx.approve`; for a review, the name and the id of the step, and its tool call.
     details: Any
-    #: The JSON Schema that the answer must match.
     schema: dict[str, Any] | None
-    #: An aware datetime in UTC.
     asked_at: _dt.datetime
-    #: The run of the same lineage of forks that got this approval before.
     approved_before: str | None
-    #: Pass it as `after` to get the questions that follow this one.
     cursor: str
-    #: Why the last message that was meant as an answer does not fit; None if there is none.
     problem: str | None = None
-    #: Whose run it is; None for a run without a tenant.
     tenant: str | None = None
 
 

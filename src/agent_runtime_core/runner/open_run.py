@@ -247,10 +247,22 @@ async def open_run(
         tenant: Whose run it is; see `AgentRunner.submit`.
         params: Merged into the "params" of the input.
 
+    Returns:
+        An async context manager, whose value is the context of the run.
+
     Raises:
         IdempotencyConflict: The run id belongs to a run with another input.
         RunBusy: Another process executes the run, or another run has the concurrency key.
         RunFailed: The run was cancelled.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import open_run
+        >>> async def main():
+        ...     async with open_run("memory://", "report-1") as ctx:
+        ...         return await ctx.step("rows", len, ["a", "b"])
+        >>> asyncio.run(main())
+        2
     """
     runner, session, ctx = await _open(
         path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params
@@ -294,6 +306,9 @@ class _PortalCaller:
 class SyncRun:
     """An open run for code without an event loop.
 
+    Args:
+        claim: The claim of the run.
+
     Attributes:
         ctx: The context, whose coroutine functions `call` awaits.
         sync_ctx: The same context in blocking form.
@@ -305,7 +320,16 @@ class SyncRun:
         self._claim = claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await a coroutine function of this run and return its result, as in `run.call(executor.run, steps)`."""
+        """Await a coroutine function of this run and return its result, as in `run.call(executor.run, steps)`.
+
+        Args:
+            fn: A coroutine function.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Its result.
+        """
         takes_function("run.call", fn)
 
         async def run() -> T:
@@ -334,6 +358,20 @@ def open_run_sync(
 
     with open_run_sync("jobs.db", run_id="nightly") as run:
         report = run.sync_ctx.step("fetch", fetch)
+
+    Args:
+        path_or_url: As in `open_run`, like the other arguments.
+        run_id: As in `open_run`.
+        input: As in `open_run`.
+        metadata: As in `open_run`.
+        config: As in `open_run`.
+        durability: As in `open_run`.
+        concurrency_key: As in `open_run`.
+        tenant: As in `open_run`.
+        params: As in `open_run`.
+
+    Returns:
+        A context manager, whose value is the open run.
     """
     runner, session, ctx = call(
         _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params

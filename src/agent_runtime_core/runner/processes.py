@@ -29,27 +29,38 @@ LIVING_INTERVALS: Final = 2  # heartbeat intervals after which a process counts 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A process that claims runs, as `runner.processes()` returns it. Times are aware datetimes in UTC."""
+    """A process that claims runs, as `runner.processes()` returns it. Times are aware datetimes in UTC.
 
-    #: Identifies the runner: a process with several runners is listed for each of them.
+    Attributes:
+        process_id: Identifies the runner: a process with several runners is listed for each of them.
+        worker: The `worker_id` of the runner.
+        host: The host name of the machine.
+        pid: The id of the process on its machine.
+        started_at: When the runner was created.
+        version: The version of this library.
+        agents: The keys of the agents that it has registered.
+        slots: How many runs its `run_loop` executes at the same time; 0 if it executes only its own runs.
+        last_seen_at: When the process last renewed its row.
+        living: Whether it was seen within two of its heartbeat intervals and, on SQLite, its process has not ended.
+    """
+
     process_id: str
-    #: The `worker_id` of the runner.
     worker: str
     host: str
     pid: int
     started_at: datetime
-    #: The version of this library.
     version: str
-    #: The keys of the agents that it has registered.
     agents: tuple[str, ...]
-    #: How many runs its `run_loop` executes at the same time; 0 if it executes only its own runs.
     slots: int
     last_seen_at: datetime
-    #: It was seen within two of its heartbeat intervals and, on SQLite, its process has not ended.
     living: bool
 
     def claims(self, agent: str) -> bool:
-        """Return whether its `run_loop` executes runs of this agent."""
+        """Return whether its `run_loop` executes runs of this agent.
+
+        Args:
+            agent: The key of the agent.
+        """
         return self.slots > 0 and agent in self.agents
 
 

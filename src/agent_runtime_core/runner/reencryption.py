@@ -92,6 +92,9 @@ async def reencrypt(
         compact: Whether to write SQLite files again afterwards, so that their free pages do not hold the old texts
             any more. No process can write to the file during that time.
 
+    Returns:
+        What was encoded, and what is left.
+
     Raises:
         InvalidArgument: No `payload_codec` is set.
         NotSupported: The store was opened read-only.

@@ -194,6 +194,16 @@ class RunClient:
         Raises:
             InvalidArgument: `tenant` is None, and several tenants use the run key.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", {"month": "May"}, run_id="report-1")
+            ...         return (await runner.get_run("report-1")).input
+            >>> asyncio.run(main())
+            {'month': 'May'}
         """
         return RunInfo.of(await self.queue.require(run_id, tenant))
 
@@ -229,6 +239,23 @@ class RunClient:
                 which have the reason "signal go".
             newest_first: List the runs by the time of their submission instead, the newest first.
             tenant: Only runs of this tenant.
+
+        Returns:
+            The runs; an empty list if there are none.
+
+        Raises:
+            InvalidArgument: An argument is not of its type, or `until` is before `since`.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         for month in ("April", "May"):
+            ...             await runner.submit("report", {"month": month})
+            ...         return [run.input["month"] for run in await runner.runs("pending", newest_first=True)]
+            >>> asyncio.run(main())
+            ['May', 'April']
         """
         wanted = run_filter(
             status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
@@ -248,6 +275,21 @@ class RunClient:
             after: The `cursor` of the last request of the page before. None means the first page.
             agent: Only those of runs of the agent with this key.
             tenant: Only those of runs of this tenant.
+
+        Returns:
+            The questions of one page.
+
+        Raises:
+            InvalidArgument: An argument is invalid, such as an `after` that is no cursor.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.approvals()
+            >>> asyncio.run(main())
+            []
         """
         if agent is not None and not isinstance(agent, str):
             raise must("agent", "be an agent key", agent, "Pass agent.key")
@@ -265,6 +307,19 @@ class RunClient:
         Raises:
             TimeoutError: The run has not finished in that time.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         try:
+            ...             await runner.wait("report-1", timeout=0)
+            ...         except TimeoutError:
+            ...             return "not finished"
+            >>> asyncio.run(main())
+            'not finished'
         """
         if timeout is not None:
             timeout = checked_seconds("timeout", timeout)
@@ -297,6 +352,21 @@ class RunClient:
                 run may be executed by another process, which waits only for readers that live.
             max_unsent_bytes: Bytes. None means the runner's setting.
             tenant: As in `get_run`.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         await ctx.emit("hello.said", {"to": "Ada"})
+            ...         return RunResult()
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.execute(Hello(), run_id="hello-1")
+            ...         return [event.event_type async for event in runner.stream("hello-1")]
+            >>> asyncio.run(main())
+            ['run.started', 'hello.said', 'run.succeeded']
         """
         key = (await self._run(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
@@ -360,6 +430,16 @@ class RunClient:
 
         Returns:
             True if the request is stored, False if the run had finished before. With `wait`, the final status.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         return await runner.cancel("report-1"), await runner.cancel("report-1")
+            >>> asyncio.run(main())
+            (True, False)
         """
         self._require_writable()
         asked = None
@@ -606,6 +686,18 @@ class RunClient:
             InvalidArgument: `limits` has an unknown name or an invalid value, or `code_version` is no name. The run
                 stays as it was.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         run = await runner.resume("report-1")
+            ...         return run.status.value, run.generation
+            >>> asyncio.run(main())
+            ('pending', 2)
         """
         self._require_writable()
         named = named_limits(limits)
@@ -641,7 +733,22 @@ class RunClient:
         self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None, by: str | None = None,
         tenant: str | None = None, code_version: str | None = None,
     ) -> RunInfo:  # fmt: skip
-        """Take a run out of the dead-letter queue. The same as `resume`."""
+        """Take a run out of the dead-letter queue. The same as `resume`.
+
+        Args:
+            run_id: The run, by its id or its key.
+            limits: As in `resume`.
+            by: As in `resume`.
+            tenant: As in `get_run`.
+            code_version: As in `resume`.
+
+        Returns:
+            The run, which is pending.
+
+        Raises:
+            IllegalTransition: The run has not ended, or it succeeded.
+            UnknownRun: No such run is stored.
+        """
         return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
@@ -656,6 +763,17 @@ class RunClient:
 
         Returns:
             How many runs were deleted. Live runs never are.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         return await runner.vacuum({"cancelled": 0}), await runner.vacuum({"failed": 0})
+            >>> asyncio.run(main())
+            (1, 0)
         """
         self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
@@ -674,6 +792,18 @@ class RunClient:
         Raises:
             IllegalTransition: The run has not finished.
             UnknownRun: No such run is stored.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", run_id="report-1")
+            ...         await runner.cancel("report-1")
+            ...         await runner.discard("report-1")
+            ...         return await runner.runs()
+            >>> asyncio.run(main())
+            []
         """
         self._require_writable()
         row = await self.queue.require(run_id, tenant)
@@ -716,6 +846,16 @@ class RunClient:
         Raises:
             IllegalTransition: A run is live, and `cancel` is not set. Nothing was erased.
             InvalidArgument: Nothing to erase is named, or a name is not valid.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.submit("report", tenant="acme")
+            ...         return (await runner.erase(tenant="acme", cancel=True)).runs
+            >>> asyncio.run(main())
+            1
         """
         if not dry_run:
             self._require_writable()
@@ -764,6 +904,22 @@ class RunClient:
         Raises:
             IdempotencyConflict: `new_run_id` belongs to another run.
             InvalidArgument: The step has no saved result.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     async def run(self, ctx):
+            ...         name = await ctx.step("name", str.title, ctx.params["name"])
+            ...         return RunResult(final_output={"response": f"Hello, {name}!"})
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         await runner.execute(Hello(), run_id="hello-1", params={"name": "ada"})
+            ...         copy = await runner.fork("hello-1", "name", new_run_id="hello-2")
+            ...         return (await runner.get_run(copy)).run_key
+            >>> asyncio.run(main())
+            'hello-2'
         """
         self._require_writable()
         source = await self._run(run_id, tenant)
@@ -781,18 +937,74 @@ class RunClient:
 
         for event in runner.stream_sync(run_id):
             print(event.event_type)
+
+        Args:
+            run_id: The run.
+            since_sequence: As in `stream`.
+            backpressure: As in `stream`.
+            max_unsent_bytes: As in `stream`, in bytes.
+            tenant: As in `get_run`.
+
+        Yields:
+            The events of the run, until it has finished.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     def run(self, ctx):
+            ...         return RunResult()
+            >>> runner = AgentRunner.open("memory://")
+            >>> _ = runner.execute_sync(Hello(), run_id="hello-1")
+            >>> [event.event_type for event in runner.stream_sync("hello-1")]
+            ['run.started', 'run.succeeded']
         """
         follow = partial(self.stream, max_unsent_bytes=max_unsent_bytes, tenant=tenant)
         return iterate(follow, run_id, since_sequence, backpressure)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`wait` for code without an event loop, or in a thread next to one."""
+        """`wait` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `wait`.
+            **kwargs: The keyword arguments of `wait`.
+
+        Returns:
+            What `wait` returns.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     def run(self, ctx):
+            ...         return RunResult(final_output={"response": "Hello!"})
+            >>> runner = AgentRunner.open("memory://")
+            >>> _ = runner.execute_sync(Hello(), run_id="hello-1")
+            >>> runner.wait_sync("hello-1").final_output
+            {'response': 'Hello!'}
+        """
         return call(self.wait, *args, **kwargs)
 
     def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`resume` for code without an event loop, or in a thread next to one."""
+        """`resume` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `resume`.
+            **kwargs: The keyword arguments of `resume`.
+
+        Returns:
+            What `resume` returns.
+        """
         return call(self.resume, *args, **kwargs)
 
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`requeue` for code without an event loop, or in a thread next to one."""
+        """`requeue` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `requeue`.
+            **kwargs: The keyword arguments of `requeue`.
+
+        Returns:
+            What `requeue` returns.
+        """
         return call(self.requeue, *args, **kwargs)

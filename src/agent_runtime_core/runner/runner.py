@@ -190,6 +190,18 @@ class AgentRunner(RunClient):
             that URL. A runner without a URL keeps none and logs one warning per agent. None keeps none, without a
             warning.
         registry: The agents. By default those registered in this process.
+
+    Raises:
+        InvalidArgument: An argument is not of its type.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+        >>> class Double(AgentRuntime):
+        ...     key = "double"
+        ...     def run(self, ctx):
+        ...         return RunResult(final_output={"n": ctx.params["n"] * 2})
+        >>> AgentRunner.open("memory://").execute_sync(Double(), params={"n": 21}).final_output
+        {'n': 42}
     """
 
     def __init__(
@@ -262,10 +274,22 @@ class AgentRunner(RunClient):
                 commits are not seen there. Open a file under the name that its workers use. On PostgreSQL no table is
                 created, and a role that only reads suffices.
 
+        Returns:
+            The runner. Close it with `await runner.close()`, or use it in `async with`.
+
         Raises:
             InvalidArgument: An argument is invalid. With `read_only`, there is no such file, or it is no store.
             StorageCorrupt: The file is no database.
             StorageTooNew: A later version of this library wrote the file.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.runs()
+            >>> asyncio.run(main())
+            []
         """
         check_parts(config, tools, trace_sinks, persistence)
         if not isinstance(read_only, bool):
@@ -291,7 +315,26 @@ class AgentRunner(RunClient):
         return runner
 
     def worker_for(self, registry: Registry) -> AgentRunner:
-        """Create a second runner for other agents on the same backends and stores. Closing it leaves those open."""
+        """Create a second runner for other agents on the same backends and stores. Closing it leaves those open.
+
+        Args:
+            registry: The agents of the second runner.
+
+        Returns:
+            The second runner.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> from agent_runtime_core.registry import Registry
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         second = runner.worker_for(Registry())
+            ...         await second.submit("report", run_id="report-1")
+            ...         return (await runner.get_run("report-1")).run_key
+            >>> asyncio.run(main())
+            'report-1'
+        """
         if self.stores_at_url and self._stores is None:
             _ = self.persistence  # so that this runner opens the stores, and closes them
         other = copy.copy(self)
@@ -378,6 +421,9 @@ class AgentRunner(RunClient):
     def agent(self, agent: AgentRuntime | str) -> AgentRuntime:
         """Return the agent itself, or the registered agent with that key.
 
+        Args:
+            agent: An agent or its key.
+
         Raises:
             UnknownAgent: No such agent is registered. The message names the nearest key.
         """
@@ -429,11 +475,28 @@ class AgentRunner(RunClient):
             tenant: As in `submit`.
             input: The run's input.
 
+        Returns:
+            The result of the run.
+
         Raises:
             IdempotencyConflict: The run id belongs to a run with another agent or input.
             InvalidArgument: An argument is invalid, or both `input` and `input_data` are passed.
             RunBusy: See `if_running`.
             TimeoutError: The deadline passed while another process executed the run, or another run held its slot.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Double(AgentRuntime):
+            ...     key = "double"
+            ...     async def run(self, ctx):
+            ...         return RunResult(final_output={"n": 2 * ctx.params["n"]})
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         result = await runner.execute(Double(), run_id="double-1", params={"n": 21})
+            ...         return result.final_output, result.run_key
+            >>> asyncio.run(main())
+            ({'n': 42}, 'double-1')
         """
         self._require_writable()
         if if_running not in ("wait", "raise"):
@@ -448,7 +511,12 @@ class AgentRunner(RunClient):
         return result.raise_for_status() if raise_on_error else result
 
     async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
-        """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent."""
+        """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent.
+
+        Args:
+            tenant: The tenant that the caller passed, or None.
+            parent: The parent run, or None.
+        """
         owner = "" if tenant is None else checked_tenant(tenant)
         if parent is None or owner:
             return owner
@@ -629,6 +697,9 @@ class AgentRunner(RunClient):
 
         A runner is listed from the start of its `run_loop`, or from the first heartbeat of a run that it executes,
         until it is closed. A process that was killed is listed for a day, and is not `living`.
+
+        Returns:
+            The processes; none for a queue that keeps no list of them.
         """
         return await processes(self.queue)
 
@@ -683,6 +754,16 @@ class AgentRunner(RunClient):
             IdempotencyConflict: The run id or the key belongs to a run with another agent or input.
             InvalidArgument: An argument is invalid, or `connection` has no open transaction or another database.
             NotSupported: `connection` is passed, and the runs are not on PostgreSQL.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         run_id = await runner.submit("report", {"month": "May"}, priority=5)
+            ...         return (await runner.get_run(run_id)).status.value
+            >>> asyncio.run(main())
+            'pending'
         """
         row = self.new_run(
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
@@ -700,7 +781,13 @@ class AgentRunner(RunClient):
         return stored.decoded("run_id", known_uuid)
 
     def new_run(self, agent_key: str | AgentRuntime, input: Mapping[str, Any] | None = None, **options: Any) -> RunRow:
-        """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `submit`."""
+        """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `submit`.
+
+        Args:
+            agent_key: The agent or its key.
+            input: The input of the run.
+            **options: The other arguments of `submit`.
+        """
         self._require_writable()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
         input = checked_input(input, options.pop("params", None))
@@ -716,7 +803,20 @@ class AgentRunner(RunClient):
         return stored, (stored.run_id, stored.created_at) == (row.run_id, row.created_at)
 
     async def run_once(self) -> bool:
-        """Claim one run of a registered agent and execute it; return False if there was none."""
+        """Claim one run of a registered agent and execute it; return False if there was none.
+
+        Returns:
+            Whether a run was claimed and executed.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.run_once()
+            >>> asyncio.run(main())
+            False
+        """
         self._require_writable()
         return await self._worker.once()
 
@@ -755,13 +855,45 @@ class AgentRunner(RunClient):
     # -- without a loop
 
     def execute_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`execute` for code without an event loop, or in a thread next to one."""
+        """`execute` for code without an event loop, or in a thread next to one.
+
+        Args:
+            *args: The arguments of `execute`.
+            **kwargs: The keyword arguments of `execute`.
+
+        Returns:
+            What `execute` returns.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+            >>> class Hello(AgentRuntime):
+            ...     key = "hello"
+            ...     def run(self, ctx):
+            ...         return RunResult(final_output={"response": f"Hello, {ctx.params['name']}!"})
+            >>> runner = AgentRunner.open("memory://")
+            >>> runner.execute_sync(Hello(), params={"name": "Ada"}).final_output
+            {'response': 'Hello, Ada!'}
+        """
         return call(self.execute, *args, **kwargs)
 
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
         """`submit` for code without an event loop, or in a thread next to one.
 
         With `connection`, your thread executes the statement, so the connection may belong to it.
+
+        Args:
+            *args: The arguments of `submit`.
+            **kwargs: The keyword arguments of `submit`.
+
+        Returns:
+            What `submit` returns.
+
+        Examples:
+            >>> from agent_runtime_core import AgentRunner
+            >>> runner = AgentRunner.open("memory://")
+            >>> first = runner.submit_sync("report", {"month": "May"}, run_id="report-1")
+            >>> first == runner.submit_sync("report", {"month": "May"}, run_id="report-1")
+            True
         """
         connection = kwargs.pop("connection", None)
         if connection is None:

@@ -35,8 +35,8 @@ class RunnerConfig:
 
     Attributes:
         worker_id: Names the worker in claims, logs and `RunInfo.worker`.
-        run_timeout_seconds: Time limit of one attempt; inf is no limit. Time that the run waits does not count. An
-            agent may have its own limit, which may be higher.
+        run_timeout_seconds: Time limit of one attempt in seconds; inf is no limit. Time that the run waits does not
+            count. An agent may have its own limit, which may be higher.
         heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis and
             PostgreSQL the default is 10.
         lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed. On Redis
@@ -53,11 +53,16 @@ class RunnerConfig:
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
         limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
+        max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
         keep_unanswered: Whether a run that failed or timed out leaves in its conversation also the user's messages that
             no complete turn follows, marked as unanswered.
-        max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
         stall_timeout_seconds: An attempt that records nothing for that long ends; None is no limit. Time that the run
             waits does not count. An agent may have its own limit.
+
+    Examples:
+        >>> from agent_runtime_core import RunnerConfig
+        >>> RunnerConfig(max_retries=5, lease_ttl_seconds=30).heartbeat_interval
+        10.0
     """
 
     worker_id: str = "worker-1"
@@ -93,7 +98,11 @@ class RunnerConfig:
         return self.lease_ttl_seconds * 2 / 3
 
     def on(self, queue: RunQueue) -> RunnerConfig:
-        """Return the settings of a runner on a queue, which recommends values where the user has set none."""
+        """Return the settings of a runner on a queue, which recommends values where the user has set none.
+
+        Args:
+            queue: The queue of the runner.
+        """
         unset: dict[str, Any] = {
             name: value
             for name, value in queue.recommended_settings.items()
@@ -103,7 +112,11 @@ class RunnerConfig:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:
-        """Return the settings of a runner that the process's configuration has."""
+        """Return the settings of a runner that the process's configuration has.
+
+        Args:
+            config: The settings of the process.
+        """
         return cls(**{name: getattr(config, name) for name in _OF_PROCESS})
 
 
@@ -133,7 +146,48 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as `get_run` and `runs` return it. Times are aware datetimes in UTC."""
+    """A run as `get_run` and `runs` return it. Times are aware datetimes in UTC.
+
+    Attributes:
+        run_id: The id of the run.
+        run_key: The run id that you passed, if it was not a UUID; else None.
+        agent_key: The key of the agent that executes the run.
+        status: The status of the run.
+        attempt: The number of the run attempt, from 1.
+        generation: 1 at first, plus 1 each time the run is reopened.
+        input: The input of the run.
+        metadata: What the caller stored with the run.
+        priority: Runs with a greater priority are claimed first.
+        created_at: When the run was stored.
+        scheduled_at: The earliest time of the next attempt, or when the timer of a waiting run is due; None if there is
+            none.
+        started_at: When the first attempt started; None before.
+        ended_at: When the run finished; None before.
+        deadline: When the run is stopped; None for a run without a deadline.
+        reason: What a waiting run waits for, or why a finished run finished.
+        worker: The worker that executes the run, or executed it last.
+        parent_run_id: The run that this is a child of, or None.
+        cancel_requested: Whether the run was asked to stop.
+        concurrency_key: Runs with the same key execute one at a time; None for a run without a key.
+        held: Whether the run is blocked: another run with its concurrency key goes first.
+        open_approvals: The names of the questions that the run asks people now; see `runner.approvals`.
+        tenant: Whose run it is. Run keys, idempotency keys, concurrency keys and conversations are names within a
+            tenant.
+
+    Examples:
+        >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+        >>> class Hello(AgentRuntime):
+        ...     key = "hello"
+        ...     def run(self, ctx):
+        ...         return RunResult(final_output={"to": ctx.params["name"]})
+        >>> runner = AgentRunner.open("memory://")
+        >>> runner.execute_sync(Hello(), run_id="hello-1", params={"name": "Ada"}).final_output
+        {'to': 'Ada'}
+        >>> from agent_runtime_core.portal import call
+        >>> info = call(runner.get_run, "hello-1")
+        >>> info.agent_key, info.status.value, info.attempt
+        ('hello', 'succeeded', 1)
+    """
 
     run_id: UUID
     run_key: str | None
@@ -149,23 +203,22 @@ class RunInfo:
     started_at: _dt.datetime | None
     ended_at: _dt.datetime | None
     deadline: _dt.datetime | None
-    #: What a waiting run waits for, or why a finished run finished.
     reason: str
-    #: The worker that executes the run, or executed it last.
     worker: str | None
     parent_run_id: UUID | None
     cancel_requested: bool
     concurrency_key: str | None
-    #: The run is queued behind another run with its concurrency key.
     held: bool
-    #: The names of the questions that the run asks people now; see `runner.approvals`.
     open_approvals: tuple[str, ...] = ()
-    #: Whose run it is. Run keys, idempotency keys, concurrency keys and conversations are names within a tenant.
     tenant: str | None = None
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
-        """Return the description of a stored run."""
+        """Return the description of a stored run.
+
+        Args:
+            row: The row of the run.
+        """
 
         def when(seconds: float | None) -> _dt.datetime | None:
             return aware(seconds) if seconds else None

@@ -124,7 +124,12 @@ class Tokens:
         return code
 
     def sign_in(self, *, token: str | None = None, code: str | None = None) -> tuple[str, Caller] | None:
-        """Return the value of a cookie and whose it is for a token or the one-time code; None if it is wrong."""
+        """Return the value of a cookie and whose it is for a token or the one-time code; None if it is wrong.
+
+        Args:
+            token: The token.
+            code: The one-time code.
+        """
         found = None
         if token is not None:
             found = find(self.tokens, token)
@@ -134,7 +139,11 @@ class Tokens:
         return None if found is None else (self._cookie(found), _caller_of(found))
 
     def sign_out(self, cookie: str) -> None:
-        """End the cookie with this value, in this process. Nothing happens if it is not valid."""
+        """End the cookie with this value, in this process. Nothing happens if it is not valid.
+
+        Args:
+            cookie: The cookie of the session.
+        """
         if self._of_cookie(cookie) is None:
             return
         now, text = self._clock.wall(), cookie.rpartition(":")[0]

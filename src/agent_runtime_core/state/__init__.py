@@ -44,6 +44,7 @@ BACKENDS = {
     "redis": ".redis:RedisStateStore",
     "postgres": ".postgres:PostgresStateStore",
 }
+"""The classes of the built-in state stores by the name of their backend."""
 
 
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:

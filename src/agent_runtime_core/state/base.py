@@ -90,6 +90,12 @@ class StateRow(NamedTuple):
     """The mutable part of a run's state.
 
     `mark` is the position in the run at which the checkpoint was saved, `t` the wall time of the last write.
+
+    Attributes:
+        status: The status of the run that was saved last, or None.
+        checkpoint: The last checkpoint, as JSON, or None.
+        mark: The position in the run at which the checkpoint was saved, or None.
+        t: The wall time of the last write.
     """
 
     status: str | None = None
@@ -115,16 +121,27 @@ class EffectRow(NamedTuple):
     Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
     is kept while the lineage of its caller is, which is a member of it and has a row with the digest "child". The
     lineage of the caller also has a row for each effect of a child, with the status "called".
+
+    Attributes:
+        origin: The first run of the lineage.
+        key: The name and the key of the step or wait, after the name of the call if the status is "called"; "" of
+            members and children.
+        digest: The digest of its arguments, or of the details of an approval; "" for none.
+        run_id: The run that did it.
+        status: "begun" (the outcome is not recorded), "done", "approved", "member", "child" or "called".
+        result: The result of the step or the answer, as JSON.
+        t: When the row was written, in seconds since 1970.
+        arrival: The `arrival` of the row of the run: after its deletion, another run may get its id.
     """
 
     origin: str
-    key: str  # name and key of the step or wait, after the name of the call if "called"; "" of members and children
-    digest: str  # of its arguments, or of the details of an approval; "" for none
-    run_id: str  # the run that did it
+    key: str
+    digest: str
+    run_id: str
     status: str
     result: str | None = None
     t: float = 0.0
-    arrival: int = 0  # the `arrival` of the run's row: after its deletion, another run may get its id
+    arrival: int = 0
 
 
 keep_former_names(EffectRow, n="arrival")
@@ -178,19 +195,29 @@ class StateOperations:
     """The operations on states and effects, decided once for the backends that keep rows in a transaction.
 
     A backend passes what reads and writes its rows in an open transaction, and calls `operation_set`.
+
+    Attributes:
+        state: `state(tx, run_id)` returns the StateRow of a run.
+        effects: `effects(tx, origin, key, digests)` returns the EffectRows of an effect.
+        put: `put(tx, row)` replaces what a run has of an effect.
+        drop: `drop(tx, row)` deletes what a run has of an effect.
+        drop_lineage: Deletes all rows of a lineage.
     """
 
     state: Callable[[Any, str], StateRow]
     effects: Callable[[Any, str, str, Sequence[str]], list[EffectRow]]
     put: Callable[..., None]
     drop: Callable[..., None]
-    #: Deletes all rows of a lineage.
     drop_lineage: Callable[[Any, str], None]
 
     def operation_set(self, backend_operations: Mapping[str, Callable[..., Any]], **options: Any) -> OperationSet:
         """Return the operations of a backend, with the options of `OperationSet`.
 
         `backend_operations` change the row of a state, which each backend does in one statement.
+
+        Args:
+            backend_operations: The operations that change the row of a state.
+            **options: The options of `OperationSet`.
         """
         return OperationSet(
             "state",
@@ -305,6 +332,9 @@ class StateStore(Backend):
     * "state" (run_id): a StateRow.
     * "effects" (origin, key, digests): the rows of one effect. A store that erases runs also returns rows whose key it
       has replaced by a digest.
+
+    Args:
+        clock: The source of times and random values.
     """
 
     payload_fields = FIELDS
@@ -314,7 +344,15 @@ class StateStore(Backend):
 
     @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
-        """Read from the store; the class describes each `what`."""
+        """Read from the store; the class describes each `what`.
+
+        Args:
+            what: What to read.
+            *args: Its arguments.
+
+        Returns:
+            What the class describes for it.
+        """
 
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
@@ -331,6 +369,18 @@ class StateStore(Backend):
 
         Raises:
             LeaseLost: if `claim` is not current.
+            InvalidArgument: `state` is not a mapping.
+
+        Examples:
+            >>> import asyncio
+            >>> from uuid import UUID
+            >>> from agent_runtime_core.state import InMemoryStateStore
+            >>> async def main():
+            ...     store = InMemoryStateStore()
+            ...     await store.save_checkpoint(UUID(int=1), {"page": 3})
+            ...     return await store.get_checkpoint(UUID(int=1))
+            >>> asyncio.run(main())
+            {'page': 3}
         """
         if not isinstance(state, Mapping):
             raise must("state", "be a dict", state)
@@ -342,7 +392,11 @@ class StateStore(Backend):
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
-        """Return the last checkpoint of the run, or None."""
+        """Return the last checkpoint of the run, or None.
+
+        Args:
+            run_id: The id of the run.
+        """
         key = stored_id(run_id)
         text = (await self.state(key)).checkpoint
         try:
@@ -354,6 +408,11 @@ class StateStore(Backend):
 
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
         """Set the run's status.
+
+        Args:
+            run_id: The id of the run.
+            status: The status.
+            claim: The current claim id of the run; None to write without a claim.
 
         Raises:
             LeaseLost: if `claim` is not current.
@@ -370,11 +429,19 @@ class StateStore(Backend):
         return [Op("state.status", (run_id, status, now))]
 
     async def get_run_status(self, run_id: UUID | str) -> str | None:
-        """Return the status that was saved last for a run, or None. On SQLite, a queue in the same file saves it."""
+        """Return the status that was saved last for a run, or None. On SQLite, a queue in the same file saves it.
+
+        Args:
+            run_id: The id of the run.
+        """
         return (await self.state(stored_id(run_id))).status
 
     async def state(self, run_id: str) -> StateRow:
-        """Return the status and the checkpoint of a run."""
+        """Return the status and the checkpoint of a run.
+
+        Args:
+            run_id: The id of the run.
+        """
         row: StateRow = await self.read("state", run_id)
         return decode_state(self.payloads, run_id, row)
 
@@ -382,6 +449,11 @@ class StateStore(Backend):
         """Return the rows of one effect, one for each run of the lineage that did it, the oldest first.
 
         A row whose digest cannot be compared, since this process does not have its key, is returned as it is stored.
+
+        Args:
+            origin: The first run of the lineage.
+            key: The name and the key of the step or wait.
+            digest: The digest of its arguments.
         """
         digests = (digest,) if self.payloads is None or not key else self.payloads.digests(digest)
         rows: list[EffectRow] = await self.read("effects", origin, key, digests)
@@ -390,7 +462,15 @@ class StateStore(Backend):
         )
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
-        """Return the records of the run's journal after a position, in order."""
+        """Return the records of the run's journal after a position, in order.
+
+        Args:
+            run_id: The id of the run.
+            after: Only records after this position.
+
+        Raises:
+            InvalidArgument: `after` is not an integer.
+        """
         if not isinstance(after, int):
             raise must("after", "be an integer, a position in the journal", after)
         key = stored_id(run_id)
@@ -398,12 +478,20 @@ class StateStore(Backend):
         return decode_records(self.payloads, key, records)
 
     async def ending(self, run_id: str) -> Record | None:
-        """Return the record of the run's last end, or None."""
+        """Return the record of the run's last end, or None.
+
+        Args:
+            run_id: The id of the run.
+        """
         record: Record | None = await self.read("ending", run_id)
         return None if record is None else decode_record(self.payloads, run_id, record)
 
     async def endings(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
-        """Return how the last generation of each of these runs ended, in one read; others are left out."""
+        """Return how the last generation of each of these runs ended, in one read; others are left out.
+
+        Args:
+            run_ids: The ids of the runs.
+        """
         found: dict[str, Record] = await self.read("endings", tuple(run_ids))
         payloads = None if self.payloads is None else self.payloads.marking
         return {run_id: _run_end(run_id, decode_record(payloads, run_id, record)) for run_id, record in found.items()}

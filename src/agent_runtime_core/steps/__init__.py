@@ -30,4 +30,5 @@ __all__ = [
     "register_type",
 ]
 
-Happened = AlreadyDone  # the name of AlreadyDone in 0.6.0
+Happened = AlreadyDone
+"""The name of `AlreadyDone` in 0.6.0."""

@@ -401,6 +401,12 @@ class StepExecutor:
             StepCancelledError: The run was cancelled before an item started.
             InvalidArgument: Two items have the same key, or an earlier map of that name had another item in the same
                 position.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext, StepExecutor
+            >>> asyncio.run(StepExecutor(MockRunContext()).map("size", len, ["a", "bb", "ccc"]))
+            [1, 2, 3]
         """
         step = StepOptions.of("map", options, _NOT_IN_MAP)
         name = unbroken("map name", name)
@@ -423,10 +429,29 @@ class StepExecutor:
     def run_sync(
         self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
     ) -> dict[str, Any]:
-        """`run` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
+        """`run` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
+
+        Args:
+            steps: As in `run`.
+            initial_state: As in `run`.
+            resume: As in `run`.
+
+        Returns:
+            What `run` returns.
+        """
         return cast("dict[str, Any]", self._call(self.run, steps, initial_state=initial_state, resume=resume))
 
     @typed_blocking_map
     def map_sync(self, name: str, fn: Callable[..., Any], items: Iterable[Any], **options: Any) -> list[Any]:
-        """`map` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`."""
+        """`map` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
+
+        Args:
+            name: As in `map`.
+            fn: As in `map`.
+            items: As in `map`.
+            **options: The other arguments of `map`.
+
+        Returns:
+            What `map` returns.
+        """
         return cast("list[Any]", self._call(self.map, name, fn, items, **options))

@@ -65,6 +65,18 @@ class Step:
 
     Raises:
         InvalidArgument: A value is out of range.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockRunContext, Step, StepExecutor
+        >>> async def load(ctx, state):
+        ...     state["rows"] = 3
+        ...     return "loaded"
+        >>> async def report(ctx, state):
+        ...     return f"{state['rows']} rows"
+        >>> executor = StepExecutor(MockRunContext())
+        >>> asyncio.run(executor.run([Step("load", load, retries=2), Step("report", report)]))
+        {'load': 'loaded', 'report': '3 rows'}
     """
 
     name: str
@@ -137,6 +149,11 @@ class StepResult:
         started_at: When the step started.
         completed_at: When it finished.
         duration_ms: Duration in milliseconds.
+
+    Examples:
+        >>> from agent_runtime_core import StepResult, StepStatus
+        >>> StepResult("load", StepStatus.COMPLETED, result=3).attempts
+        1
     """
 
     name: str
@@ -199,7 +216,14 @@ class ExecutionState:
         return self.__dict__
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain JSON values. The lists and dicts are copies."""
+        """Return the state as plain JSON values. The lists and dicts are copies.
+
+        Examples:
+            >>> from agent_runtime_core import ExecutionState
+            >>> state = ExecutionState(completed_steps=["load"])
+            >>> ExecutionState.from_dict(state.to_dict()).completed_steps
+            ['load']
+        """
         return {
             "execution_id": str(self.execution_id),
             "current_step_index": self.current_step_index,
@@ -261,6 +285,9 @@ class State(dict[str, Any]):
     """The state that a step sees: a dict whose changes are saved if the step succeeds.
 
     Encoded, copied or pickled it is a plain dict of the values.
+
+    Args:
+        values: The values by name.
 
     Attributes:
         results: Results of earlier steps by name.

@@ -39,7 +39,12 @@ class CassetteMiss(AgentRuntimeError, AssertionError):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and the model's response, as JSON trees."""
+    """A request and the model's response, as JSON trees.
+
+    Attributes:
+        request: The request: messages, model, tools and options.
+        response: The response of the model.
+    """
 
     request: dict[str, Any]
     response: dict[str, Any]
@@ -51,12 +56,19 @@ class Cassette:
 
     Nothing is removed or redacted: images and secrets in messages or tool results are stored as they were sent.
     Check a file before you share it. It has no API keys, because they are not part of a request.
+
+    Attributes:
+        exchanges: The exchanges.
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
 
     def add(self, request: Mapping[str, Any], response: Mapping[str, Any] | LLMResponse) -> None:
         """Append a copy of an exchange.
+
+        Args:
+            request: The request.
+            response: The response.
 
         Raises:
             InvalidArgument: It is not JSON-serializable, or the request has no messages, or the response no message.
@@ -66,7 +78,11 @@ class Cassette:
         self.exchanges.append(_exchange({"request": request, "response": response}, f"exchange {len(self.exchanges)}"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically. An existing file is replaced."""
+        """Write the file atomically. An existing file is replaced.
+
+        Args:
+            path: The path of the file.
+        """
         file = _file(path)
         tree = [{"request": each.request, "response": each.response} for each in self.exchanges]
         text = json.dumps({"version": VERSION, "exchanges": tree}, indent=2, ensure_ascii=False)
@@ -82,6 +98,12 @@ class Cassette:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cassette:
         """Read a file that `save` wrote or that was written by hand.
+
+        Args:
+            path: The path of the file.
+
+        Returns:
+            The cassette.
 
         Raises:
             InvalidArgument: The file does not exist or is not a cassette of this version.
@@ -113,6 +135,13 @@ class ReplayLLMClient(LLMClient):
     A recording matches a request with equal messages and tools, and an equal model if one was recorded. Other options
     are ignored. Each recording is replayed once. A request that is repeated more often than it was recorded raises
     CassetteMiss with `strict=True`, and gets its last response again with `strict=False`.
+
+    Args:
+        cassette: The path of a file, a cassette, or a list of exchanges as dicts.
+        strict: Whether a request that is repeated too often raises CassetteMiss.
+
+    Raises:
+        InvalidArgument: The cassette is of another type or not valid.
     """
 
     def __init__(
@@ -209,6 +238,19 @@ class RecordingLLMClient(LLMClient):
     The first response replaces an existing file, and the file is complete after every response. Exchanges are in the
     order of their requests, so equal concurrent requests get their own responses when they are replayed. Failed calls
     and streams that were not read to their end are not recorded. See Cassette for the data that such a file exposes.
+
+    Args:
+        client: The client that calls the model.
+        path: The path of the file.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockLLMClient
+        >>> from agent_runtime_core.testing import RecordingLLMClient, ReplayLLMClient
+        >>> ask = [{"role": "user", "content": "Hi"}]
+        >>> _ = asyncio.run(RecordingLLMClient(MockLLMClient(["Hello!"]), "chat.json").generate(ask))
+        >>> asyncio.run(ReplayLLMClient("chat.json").generate(ask)).message["content"]
+        'Hello!'
     """
 
     def __init__(self, client: LLMClient, path: str | os.PathLike[str]) -> None:

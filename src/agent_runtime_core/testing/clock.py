@@ -33,6 +33,17 @@ class VirtualClock(Clock):
         await clock.until_sleeping()
         clock.advance(30 * 86400)
         await month
+
+    Args:
+        start: The time of the wall clock at first, in seconds since the epoch.
+        seed: The seed of the random values.
+
+    Examples:
+        >>> from agent_runtime_core.testing import VirtualClock
+        >>> clock = VirtualClock(start=1000.0)
+        >>> clock.advance(60)
+        >>> clock.wall(), clock.monotonic()
+        (1060.0, 60.0)
     """
 
     wall_check: float = math.inf  # `set_wall` and `suspend` wake who sleeps for a duration
@@ -67,6 +78,11 @@ class VirtualClock(Clock):
             _WALL_END.reset(token)
 
     async def sleep(self, seconds: float) -> None:
+        """Wait until `advance` has moved the clock by that many seconds.
+
+        Args:
+            seconds: The seconds to wait.
+        """
         loop = asyncio.get_running_loop()
         if seconds <= 0:
             await asyncio.sleep(0)
@@ -91,7 +107,11 @@ class VirtualClock(Clock):
             return min(left) - self._awake() if left else None
 
     async def until_sleeping(self, count: int = 1) -> None:
-        """Wait until at least `count` calls of `sleep` are waiting."""
+        """Wait until at least `count` calls of `sleep` are waiting.
+
+        Args:
+            count: How many calls.
+        """
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (count, watcher)
         with self._lock:
@@ -106,6 +126,9 @@ class VirtualClock(Clock):
 
     def advance(self, seconds: float) -> None:
         """Move all clocks forward and wake the sleepers whose time is reached.
+
+        Args:
+            seconds: The seconds to move by.
 
         Raises:
             InvalidArgument: `seconds` is negative or NaN.
@@ -131,6 +154,13 @@ class VirtualClock(Clock):
 
         Raises:
             InvalidArgument: `seconds` is negative or NaN.
+
+        Examples:
+            >>> from agent_runtime_core.testing import VirtualClock
+            >>> clock = VirtualClock(start=0.0)
+            >>> clock.suspend(60)
+            >>> clock.boot(), clock.monotonic()
+            (60.0, 0.0)
         """
         if not seconds >= 0:
             raise must("seconds", "be at least 0", seconds)
@@ -140,7 +170,11 @@ class VirtualClock(Clock):
         self.set_wall(self._wall + seconds)
 
     def moves(self, read: Callable[[], float]) -> bool:
-        """Return whether `read()` follows this clock, which is moved for as long as that takes."""
+        """Return whether `read()` follows this clock, which is moved for as long as that takes.
+
+        Args:
+            read: Returns a time.
+        """
         before, now = read(), (self._wall, self._boot)
         self._wall, self._boot = self._wall + FAR, self._boot + FAR
         try:
@@ -149,7 +183,11 @@ class VirtualClock(Clock):
             self._wall, self._boot = now
 
     def set_wall(self, seconds: float) -> None:
-        """Set only the wall clock, as an administrator or a time server does. It may move back."""
+        """Set only the wall clock, as an administrator or a time server does. It may move back.
+
+        Args:
+            seconds: The new time, in seconds since the epoch.
+        """
         self._wall = seconds
         with self._lock:
             due = [entry for entry in self._sleepers if entry[3] <= seconds]

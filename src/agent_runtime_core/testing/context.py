@@ -110,6 +110,23 @@ class MockRunContext:
 
     Steps are executed once, without records or retries. They have the `step_id` and the `idempotency_key` of a run with
     this `run_id`. Sleeping takes no time. A wait returns the payload of an earlier `signal`.
+
+    Args:
+        input_messages: The messages of the input.
+        params: The parameters of the input.
+        metadata: The metadata of the run.
+        run_id: The id of the run. None makes a new id.
+        conversation_id: The conversation that the run belongs to.
+        tool_registry: The tools of the run.
+        tenant: Whose run it is.
+        clock: Where `now`, `random` and `uuid4` get their values from.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockRunContext
+        >>> ctx = MockRunContext(params={"city": "Ulm"})
+        >>> asyncio.run(ctx.step("upper", str.upper, ctx.params["city"]))
+        'ULM'
     """
 
     def __init__(
@@ -211,7 +228,20 @@ class MockRunContext:
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
         turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Count the call in `usage`, and against the limits of `budget`, if there is one."""
+        """Count the call in `usage`, and against the limits of `budget`, if there is one.
+
+        Args:
+            model: The model that was called.
+            input_tokens: Tokens of the prompt.
+            output_tokens: Tokens of the answer.
+            cost_usd: The cost in USD. None means the configured price of the model.
+            turns: How many model calls this counts as.
+            tool_calls: How many tool calls this counts as.
+            trace: Further fields of the trace, which is kept in `traces`.
+
+        Raises:
+            LimitExceeded: A limit of the run is exceeded.
+        """
         charged = charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls)
         self.usage = total([self.usage, charged])
         if trace is not None:
@@ -222,11 +252,17 @@ class MockRunContext:
                 raise error
 
     def check_limits(self) -> None:
+        """Raise LimitExceeded if a limit of `budget` is reached; do nothing without a budget."""
         if self.budget is not None:
             self.budget.before_turn()
 
     def trace(self, kind: str, payload: dict[str, Any]) -> None:
-        """Keep the trace in `traces`."""
+        """Keep the trace in `traces`.
+
+        Args:
+            kind: The type of the report.
+            payload: Its fields.
+        """
         self.traces.append((kind, _copied(payload)))
 
     def own_conversation(self) -> None:
@@ -234,6 +270,15 @@ class MockRunContext:
         self.owns_conversation = True
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
+        """Keep the event in `events`.
+
+        Args:
+            event_type: An `EventType`, or a custom name.
+            payload: The fields of the event, which must be JSON-serializable.
+
+        Raises:
+            InvalidArgument: The type or the payload is invalid.
+        """
         if not isinstance(payload, Mapping):
             raise must("payload", "be a dict", payload)
         kind = checked_event_name("event_type", event_type)
@@ -243,23 +288,59 @@ class MockRunContext:
             warn_of_runner_type(kind, f"the agent of {type(self).__name__}")
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
+        """Keep the checkpoint in `checkpoints`.
+
+        Args:
+            state: A JSON-serializable dict. It replaces the last checkpoint.
+
+        Raises:
+            InvalidArgument: `state` is not a dict.
+        """
         if not isinstance(state, Mapping):
             raise must("state", "be a dict", state)
         self.checkpoints.append(_copied(state))
 
     async def get_state(self) -> dict[str, Any] | None:
+        """Return a copy of the last checkpoint, or None.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> asyncio.run(ctx.checkpoint({"page": 3}))
+            >>> asyncio.run(ctx.get_state())
+            {'page': 3}
+        """
         return copy.deepcopy(self.checkpoints[-1]) if self.checkpoints else None
 
     def cancelled(self) -> bool:
+        """Return whether the test called `cancel`."""
         return self._cancelled
 
     def is_cancelled(self) -> bool:
+        """Return whether the test called `cancel`."""
         return self._cancelled
 
     @typed_step
     @takes_options_of(RunContext.step)
     async def step(self, name: str, fn: Callable[..., Any], *args: Any, key: str | None = None, **options: Any) -> Any:
-        """Call `fn(*args)` once. Retries, time limits and records exist only in the real context."""
+        """Call `fn(*args)` once. Retries, time limits and records exist only in the real context.
+
+        Args:
+            name: Name of the step.
+            fn: A function, or a coroutine function.
+            *args: Its arguments.
+            key: Identifies the step, as in a real run.
+            **options: The options of a real step, checked and not used: `retries`, `retry_delay` and `timeout` in
+                seconds, `retry_on`, `backoff`, `on_in_doubt`, `returns`, `on_changed_input`, `description` and
+                `max_result_bytes`.
+
+        Returns:
+            What `fn` returned.
+
+        Raises:
+            InvalidArgument: `fn` is not a function, or an option is invalid.
+        """
         if not callable(fn):
             raise must("fn", "be a function", fn, f"Write ctx.step({brief(name)}, f), without calling f")
         StepOptions.of("step", options)
@@ -276,20 +357,48 @@ class MockRunContext:
             CURRENT_STEP.reset(outer)
 
     def renamed(self, old: str, new: str) -> None:
-        """Do nothing: there are no records that could have another name."""
+        """Do nothing: there are no records that could have another name.
+
+        Args:
+            old: The recorded name.
+            new: The name in the present code.
+        """
 
     async def patched(self, name: str) -> bool:
-        """Return True, as for a new run."""
+        """Return True, as for a new run.
+
+        Args:
+            name: The name of the change.
+        """
         return True
 
     async def sleep(self, seconds: float, *, key: str | None = None) -> None:
+        """Keep the seconds in `sleeps` and return immediately.
+
+        Args:
+            seconds: How long to wait.
+            key: Identifies the wait instead of the number of its use, as for `step`.
+        """
         self.sleeps.append(seconds)
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Return the payload of the earliest unread `signal` of this name.
 
+        Args:
+            name: The name of the signal.
+            timeout: Seconds, as in a real run. Not used, because this context never waits.
+            key: Not used.
+
         Raises:
             WaitTimeout: There is no such signal.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> ctx.signal("paid", {"amount": 5})
+            >>> asyncio.run(ctx.wait_for_signal("paid"))
+            {'amount': 5}
         """
         payloads = self._signals.get(unbroken("a signal's name", name))
         if not payloads:
@@ -308,8 +417,27 @@ class MockRunContext:
     ) -> Any:
         """Same as `wait_for_signal`: send the answer with `signal`. It must match the schema.
 
+        Args:
+            name: The name of the approval.
+            details: Not used.
+            schema: A JSON Schema that the answer must match.
+            timeout: Seconds, as in a real run. Not used, because this context never waits.
+            key: Not used.
+
+        Returns:
+            The answer.
+
         Raises:
             InvalidArgument: It does not. In a real run, the question would stay open.
+            WaitTimeout: No answer was sent.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> ctx.signal("refund", True)
+            >>> asyncio.run(ctx.approve("refund", schema={"type": "boolean"}))
+            True
         """
         answer = await self.wait_for_signal(name, timeout=timeout)
         if (wrong := misfit_of_answer(answer, schema)) is not None:
@@ -317,7 +445,12 @@ class MockRunContext:
         return answer
 
     async def messages(self, timeout: float | None = 0, *, key: str | None = None) -> list[dict[str, Any]]:
-        """Return the messages of `send` that were not taken yet. It never waits."""
+        """Return the messages of `send` that were not taken yet. It never waits.
+
+        Args:
+            timeout: Seconds, as in a real run. Not used.
+            key: Not used.
+        """
         return [message_of(each) for each in await self.inbox.take()]
 
     async def call(
@@ -326,8 +459,18 @@ class MockRunContext:
     ) -> RunResult:  # fmt: skip
         """Run the agent immediately, in a new MockRunContext.
 
+        Args:
+            agent: An agent, or the key of a registered one.
+            input: The input of the child run.
+            key: Not used.
+            params: Merged into the "params" of the input.
+
+        Returns:
+            The result of the agent.
+
         Raises:
             RunFailed: The agent failed, as in a real run.
+            UnknownAgent: No agent with that key is registered.
         """
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
@@ -344,35 +487,106 @@ class MockRunContext:
         return result.raise_for_status()
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """Raise NotSupported: this context has no database.
+
+        Args:
+            name: Not used.
+            fn: Not used.
+            *args: Not used.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            NotSupported: Always.
+        """
         raise NotSupported("MockRunContext has no database. Test a transaction with a runner on a SQLite file")
 
     async def now(self, *, key: str | None = None) -> datetime:
+        """Return the time of the clock of this context, in UTC.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         return aware(self._clock.wall())
 
     async def random(self, *, key: str | None = None) -> float:
+        """Return a random number in [0, 1).
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         return self._clock.random.random()
 
     async def uuid4(self, *, key: str | None = None) -> UUID:
+        """Return a random UUID.
+
+        Args:
+            key: Identifies the call instead of the number of its use, as for `step`.
+        """
         return UUID(int=self._clock.random.getrandbits(128), version=4)
 
     def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
-        """Return the emitted events as (type, payload), all or of one type."""
+        """Return the emitted events as (type, payload), all or of one type.
+
+        Args:
+            type: Only events of this type. None means all events.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> asyncio.run(ctx.emit("page.read", {"page": 1}))
+            >>> ctx.get_events("page.read")
+            [('page.read', {'page': 1})]
+        """
         wanted = None if type is None else checked_event_name("event_type", type)
         return [event for event in self.events if wanted in (None, event[0])]
 
     def get_checkpoints(self) -> list[dict[str, Any]]:
+        """Return all checkpoints, in the order of the calls of `checkpoint`."""
         return list(self.checkpoints)
 
     def signal(self, name: str, payload: Any = None) -> None:
-        """Send the payload that a later `wait_for_signal` or `approve` of this name returns."""
+        """Send the payload that a later `wait_for_signal` or `approve` of this name returns.
+
+        Args:
+            name: The name of the signal or of the approval.
+            payload: What the wait returns.
+        """
         self._signals.setdefault(unbroken("a signal's name", name), deque()).append(payload)
 
     def send(self, message: str | Mapping[str, Any], *, when: str = "next_turn", message_id: str | None = None) -> str:
-        """Send a message, as `runner.send` does: an agent loop or `messages` takes it. Return its id."""
+        """Send a message, as `runner.send` does: an agent loop or `messages` takes it. Return its id.
+
+        Args:
+            message: The text of a user message, or the message.
+            when: "next_turn" or "interrupt", as in `runner.send`.
+            message_id: Messages with the same id are delivered once.
+
+        Returns:
+            The id of the message.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> _ = ctx.send("Stop after page 3")
+            >>> [message["content"] for message in asyncio.run(ctx.messages())]
+            ['Stop after page 3']
+        """
         return self.inbox.add(user_message(message), checked_when(when), message_id)
 
     def cancel(self) -> None:
-        """Make `is_cancelled()` return True."""
+        """Make `is_cancelled()` return True.
+
+        Examples:
+            >>> from agent_runtime_core import MockRunContext
+            >>> ctx = MockRunContext()
+            >>> ctx.cancel()
+            >>> ctx.cancelled()
+            True
+        """
         self._cancelled = True
 
     def clear(self) -> None:
@@ -396,6 +610,22 @@ def create_test_context(
     """Return a context whose input is one user message, `input_messages`, or `input` as `execute` takes it.
 
     `params` are merged into the "params" of the input.
+
+    Args:
+        message: The text of the user message.
+        input_messages: The messages of the input, instead of `message`.
+        tools: The tools of the run.
+        metadata: The metadata of the run.
+        params: Merged into the "params" of the input.
+        input: The input, as `execute` takes it.
+
+    Raises:
+        InvalidArgument: Messages are passed in two places.
+
+    Examples:
+        >>> from agent_runtime_core import create_test_context
+        >>> create_test_context("Hi").input_messages
+        [{'role': 'user', 'content': 'Hi'}]
     """
     if message is not None and input_messages is not None:
         raise must("input_messages", "be None if message is passed", input_messages, "Pass one of them")
@@ -458,6 +688,21 @@ async def run_agent_test(
 
     Returns:
         The result alone for a context, otherwise the result and the new context.
+
+    Raises:
+        InvalidArgument: A context is passed together with another argument.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import AgentRuntime, RunResult, run_agent_test
+        >>> class Echo(AgentRuntime):
+        ...     key = "echo"
+        ...     async def run(self, ctx):
+        ...         await ctx.emit("echo.done", {})
+        ...         return RunResult(final_output={"response": ctx.input_messages[-1]["content"]})
+        >>> result, ctx = asyncio.run(run_agent_test(Echo(), "Hi"))
+        >>> result.final_output, ctx.get_events()
+        ({'response': 'Hi'}, [('echo.done', {})])
     """
     if message is None or isinstance(message, str):
         registry = _tools_of(agent) if tools is None else tools

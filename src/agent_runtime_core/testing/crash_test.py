@@ -242,7 +242,13 @@ Agent = AgentRuntime | Callable[[], AgentRuntime]
 
 @dataclass(frozen=True)
 class CrashReport:
-    """Number of `writes` of the undisturbed run, number of `kills` in all runs, and the undisturbed `outcome`."""
+    """Number of `writes` of the undisturbed run, number of `kills` in all runs, and the undisturbed `outcome`.
+
+    Attributes:
+        writes: Number of writes of the undisturbed run.
+        kills: Number of kills in all runs.
+        outcome: The undisturbed outcome.
+    """
 
     writes: int
     kills: int
@@ -290,12 +296,27 @@ async def crash_everywhere(
         timeout: Real seconds that one process may take.
         params: Merged into the "params" of the input.
 
+    Returns:
+        The number of writes and kills, and the undisturbed outcome.
+
     Raises:
         AssertionError: An outcome differs; the message names the write and the difference.
         InvalidArgument: An option has an invalid value.
         WaitTimeout: The run waits for a signal that is not in `signals`.
         UnknownAgent: The run calls an agent that is not in `agents`.
         NotSupported: The run needs another store, as `ctx.transaction` does.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import AgentRuntime, RunResult
+        >>> from agent_runtime_core.testing import crash_everywhere
+        >>> class Hello(AgentRuntime):
+        ...     key = "hello"
+        ...     async def run(self, ctx):
+        ...         name = await ctx.step("name", str.title, "ada")
+        ...         return RunResult(final_output={"response": f"Hello, {name}!"})
+        >>> asyncio.run(crash_everywhere(Hello)).kills > 0
+        True
     """
     wanted = _status(status)
     checked_int("again", again, least=0)

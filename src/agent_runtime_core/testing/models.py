@@ -32,7 +32,13 @@ _living: weakref.WeakValueDictionary[int, MockLLMClient] = weakref.WeakValueDict
 
 @dataclass
 class MockLLMResponse:
-    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets one from the client."""
+    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets one from the client.
+
+    Attributes:
+        content: The text of the answer.
+        tool_calls: Tool calls in OpenAI's format.
+        finish_reason: Why the answer ended.
+    """
 
     content: str | None = ""
     tool_calls: list[dict[str, Any]] | None = None
@@ -47,6 +53,22 @@ class MockLLMClient(LLMClient):
     In `run_agent_test`, `get_llm_client()` returns the latest mock that is still referenced.
 
         client = MockLLMClient([MockLLMClient.calls("add", a=12, b=30), "12 and 30 make 42."])
+
+    Args:
+        responses: What the client returns, in order.
+        response_fn: Makes every response from the messages, instead of `responses`.
+        default_response: The text of every response after the last of `responses`.
+
+    Raises:
+        InvalidArgument: A response has another type.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockLLMClient
+        >>> client = MockLLMClient(["Hello!"])
+        >>> response = asyncio.run(client.generate([{"role": "user", "content": "Hi"}]))
+        >>> response.message["content"]
+        'Hello!'
     """
 
     def __init__(
@@ -74,8 +96,16 @@ class MockLLMClient(LLMClient):
             *calls: The name of a tool; or several tuples of a name and its arguments, for several calls.
             **arguments: The arguments of the tool, if only its name is passed.
 
+        Returns:
+            The response.
+
         Raises:
             InvalidArgument: Nothing is called, there are arguments in addition to several calls, or they are no JSON.
+
+        Examples:
+            >>> from agent_runtime_core import MockLLMClient
+            >>> MockLLMClient.calls("add", a=12, b=30).tool_calls[0]["function"]
+            {'name': 'add', 'arguments': '{"a": 12, "b": 30}'}
         """
         if len(calls) == 1 and isinstance(calls[0], str):
             calls = ((calls[0], arguments),)
@@ -130,14 +160,32 @@ class MockLLMClient(LLMClient):
         return response
 
     def get_calls(self) -> list[dict[str, Any]]:
-        """Return all calls so far, as dicts with messages, model, tools and kwargs."""
+        """Return all calls so far, as dicts with messages, model, tools and kwargs.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import MockLLMClient
+            >>> client = MockLLMClient()
+            >>> _ = asyncio.run(client.generate([{"role": "user", "content": "Hi"}], model="gpt-4o"))
+            >>> client.get_calls()[0]["model"], client.get_call_count()
+            ('gpt-4o', 1)
+        """
         return list(self._calls)
 
     def get_call_count(self) -> int:
+        """Return the number of calls so far."""
         return len(self._calls)
 
     def reset(self) -> None:
-        """Delete the recorded calls and restart with the first response."""
+        """Delete the recorded calls and restart with the first response.
+
+        Examples:
+            >>> from agent_runtime_core import MockLLMClient
+            >>> client = MockLLMClient(["Hello!"])
+            >>> client.reset()
+            >>> client.get_call_count()
+            0
+        """
         self._calls.clear()
         self._next = 0
         self._call_ids = itertools.count(1)
@@ -209,6 +257,13 @@ class LLMEvaluator:
         llm_client: The client of the judge.
         model: The model of the judge; None for the default model of the client.
         temperature: Randomness of its answers. None sends no temperature, because reasoning models reject it.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import LLMEvaluator, MockLLMClient
+        >>> judge = LLMEvaluator(MockLLMClient(["PASS. It names the capital."]))
+        >>> asyncio.run(judge.evaluate("Capital of France?", "Paris", "names the capital"))
+        (True, 'PASS. It names the capital.')
     """
 
     def __init__(self, llm_client: LLMClient, model: str | None = None, *, temperature: float | None = None) -> None:
@@ -218,6 +273,11 @@ class LLMEvaluator:
 
     async def evaluate(self, user_query: str, agent_response: str, criteria: str) -> tuple[bool, str]:
         """Ask the model whether a response meets the criteria.
+
+        Args:
+            user_query: What the user asked.
+            agent_response: What the agent answered.
+            criteria: What the answer must meet.
 
         Returns:
             Whether its answer begins with PASS, in any case, after its thoughts and without Markdown, and the whole
@@ -257,6 +317,13 @@ class LLMEvaluator:
 
         Returns:
             Whether no tool is missing, and a text with the missing and the called tools.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import LLMEvaluator, MockLLMClient
+            >>> judge = LLMEvaluator(MockLLMClient())
+            >>> asyncio.run(judge.evaluate_tool_usage("2 + 3?", [{"name": "add"}], ["add"]))
+            (True, 'every expected tool was called; called: add')
         """
         called = [_name_of(call) for call in tool_calls]
         missing = [name for name in expected_tools if name not in called]

@@ -26,8 +26,28 @@ class MockTool(Tool):
     arguments of each call, without the context. The handler is a coroutine function, unless `fn` is a plain function.
 
     Args:
+        name: The name of the tool.
+        result: What every call returns.
+        results: What the calls return, in order.
+        fn: Computes the result from the arguments.
+        description: The description for the model; by default that of `fn`.
         parameters: JSON Schema; by default that of `fn`, or without `fn` one that accepts any arguments.
+        has_side_effects: As in `Tool`.
+        requires_confirmation: As in `Tool`.
         options: Passed to Tool.
+
+    Raises:
+        InvalidArgument: More than one of `result`, `results` and `fn` is passed.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import MockTool
+        >>> from agent_runtime_core.tools import ToolRegistry
+        >>> tools, weather = ToolRegistry(), MockTool("weather", result="sunny")
+        >>> tools.register(weather)
+        >>> asyncio.run(tools.execute("weather", {"city": "Ulm"}))
+        'sunny'
+        >>> weather.assert_called_with(city="Ulm")
     """
 
     def __init__(
@@ -76,7 +96,14 @@ class MockTool(Tool):
         return len(self.calls)
 
     def assert_called_with(self, **arguments: Any) -> None:
-        """Raise AssertionError unless the last call had exactly these arguments."""
+        """Raise AssertionError unless the last call had exactly these arguments.
+
+        Args:
+            **arguments: The arguments.
+
+        Raises:
+            AssertionError: The tool was not called, or the last call had other arguments.
+        """
         if not self.calls:
             raise AssertionError(f"MockTool {self.name!r} must be called with {arguments!r}, got no call")
         if self.calls[-1] != arguments:

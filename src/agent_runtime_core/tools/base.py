@@ -57,18 +57,39 @@ class BaseTool(ABC):
 
     A registry converts it to a `Tool`: the output becomes the result, and a result without success raises ToolFailed,
     which an agent loop reports to the model.
+
+    Attributes:
+        requires_confirmation: Whether a person must approve each call, or a method `requires_confirmation(self,
+            arguments, ctx)`; see `Tool`.
+        timeout: Time limit of one attempt in seconds; None means no limit.
+        retries: Attempts after the first one, if an attempt raises an error or has no success.
+        retry_delay: Seconds before each retry.
+        retry_on: Error types that are retried.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import ToolRegistry
+        >>> from agent_runtime_core.tools import BaseTool, ToolResult
+        >>> class Greet(BaseTool):
+        ...     def name(self):
+        ...         return "greet"
+        ...     def description(self):
+        ...         return "Greets a person."
+        ...     def parameters(self):
+        ...         return {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+        ...     async def execute(self, who: str) -> ToolResult:
+        ...         return ToolResult(True, f"Hello, {who}!")
+        >>> tools = ToolRegistry()
+        >>> tools.register(Greet())
+        >>> asyncio.run(tools.execute("greet", {"who": "Ada"}))
+        'Hello, Ada!'
     """
 
     has_side_effects: bool = False
-    #: Whether a person must approve each call, or a method `requires_confirmation(self, arguments, ctx)`; see `Tool`.
     requires_confirmation: Any = False
-    #: Time limit of one attempt in seconds; None means no limit.
     timeout: float | None = None
-    #: Attempts after the first one, if an attempt raises an error or has no success.
     retries: int = 0
-    #: Seconds before each retry.
     retry_delay: RetryDelay = 1.0
-    #: Error types that are retried.
     retry_on: RetryOn = Exception
 
     @abstractmethod
@@ -89,6 +110,13 @@ class BaseTool(ABC):
 
         A subclass declares its own parameters, which are passed by name. One that is annotated `RunContext` receives
         the context of the run.
+
+        Args:
+            *args: Not passed; a subclass declares its parameters instead.
+            **kwargs: The arguments by name.
+
+        Returns:
+            The result.
         """
 
     def as_tool(self) -> Tool:

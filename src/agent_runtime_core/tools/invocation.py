@@ -85,6 +85,9 @@ async def answer_call(
         before: Awaited with the name and the valid arguments, which it may change.
         after: Awaited with the name and the result; returns the result to use.
 
+    Returns:
+        The answer for the model.
+
     The content of a string result is the string, and of another result its JSON.
 
     Errors of `before` and `after` are raised. Of the tool's errors, only those are raised that a model cannot fix: a

@@ -48,6 +48,18 @@ class ToolRegistry:
 
     tools = ToolRegistry()
     tools.register(get_weather)  # a function decorated with @tool
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import ToolRegistry, tool
+        >>> @tool
+        ... def add(a: int, b: int) -> int:
+        ...     "Add two numbers."
+        ...     return a + b
+        >>> tools = ToolRegistry()
+        >>> tools.register(add)
+        >>> asyncio.run(tools.execute("add", {"a": 2, "b": 3}))
+        5
     """
 
     def __init__(self) -> None:
@@ -57,6 +69,9 @@ class ToolRegistry:
 
     def register(self, tool: Tool | BaseTool) -> None:
         """Add a tool; it replaces one with the same name.
+
+        Args:
+            tool: The tool.
 
         Raises:
             InvalidArgument: It is neither a Tool nor a BaseTool object, or its name is invalid.
@@ -75,7 +90,16 @@ class ToolRegistry:
             self._base_tools[converted.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        """Return the tool with that name, or None."""
+        """Return the tool with that name, or None.
+
+        Args:
+            name: The name of the tool.
+
+        Examples:
+            >>> from agent_runtime_core import ToolRegistry
+            >>> ToolRegistry().get("unknown") is None
+            True
+        """
         try:
             return self._tools.get(name)
         except TypeError:  # not hashable
@@ -83,6 +107,9 @@ class ToolRegistry:
 
     def get_tool(self, name: str) -> Tool | BaseTool:
         """Return the object that was registered under that name; a BaseTool is returned itself.
+
+        Args:
+            name: The name of the tool.
 
         Raises:
             InvalidArgument: No tool has that name (also a ValueError).
@@ -122,11 +149,26 @@ class ToolRegistry:
             ctx: Passed to the handler's parameter that is annotated `RunContext`.
             **extra: Further arguments of the handler.
 
+        Returns:
+            What the handler returned.
+
         Raises:
             UnknownTool: No tool has that name (also a KeyError).
             BadArguments: The arguments are invalid; the message lists every problem.
             ToolTimeout: The last attempt took longer than the tool's `timeout`.
             Exception: Any error of the handler, in the last attempt.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import ToolRegistry, tool
+            >>> @tool
+            ... def double(n: int) -> int:
+            ...     "Double a number."
+            ...     return 2 * n
+            >>> tools = ToolRegistry()
+            >>> tools.register(double)
+            >>> asyncio.run(tools.execute("double", '{"n": 21}'))
+            42
         """
         return await self.execute_read(name, arguments, ctx, extra)
 
@@ -139,7 +181,21 @@ class ToolRegistry:
         *,
         once: bool = False,
     ) -> Any:
-        """Like `execute`; with `once` the tool is not retried."""
+        """Like `execute`; with `once` the tool is not retried.
+
+        Args:
+            name: The name of the tool.
+            arguments: As in `execute`.
+            ctx: As in `execute`.
+            extra: Further arguments of the handler.
+            once: Whether the tool is not retried.
+
+        Returns:
+            What the handler returned.
+
+        Raises:
+            BadArguments: The arguments are invalid.
+        """
         tool = self._require(name)
         try:
             checked = parsed_arguments(tool.parameters, read_arguments(arguments))
@@ -150,7 +206,13 @@ class ToolRegistry:
         return await run(tool, {**checked, **extra}, ctx)
 
     def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
-        """Return an awaitable that runs a tool with its retries; the arguments must match its `parameters`."""
+        """Return an awaitable that runs a tool with its retries; the arguments must match its `parameters`.
+
+        Args:
+            tool: The tool.
+            arguments: The arguments, which match the `parameters` of the tool.
+            ctx: As in `execute`.
+        """
         return (
             self._run_attempts(tool, arguments, ctx)
             if getattr(tool, "retries", 0)
@@ -172,7 +234,16 @@ class ToolRegistry:
             await clock.sleep(delay)
 
     def run_once(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
-        """Return an awaitable that makes one attempt to run a tool; the arguments must match its `parameters`."""
+        """Return an awaitable that makes one attempt to run a tool; the arguments must match its `parameters`.
+
+        Args:
+            tool: The tool.
+            arguments: The arguments, which match the `parameters` of the tool.
+            ctx: As in `execute`.
+
+        Raises:
+            BadArguments: The handler cannot be called with these arguments.
+        """
         name = tool.name
         require_handler(tool)
         binder = self._binder(tool)
@@ -192,7 +263,16 @@ class ToolRegistry:
         return with_time_limit(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
-        """Run a tool call of a model; publish TOOL_CALL before it and TOOL_RESULT after it."""
+        """Run a tool call of a model; publish TOOL_CALL before it and TOOL_RESULT after it.
+
+        Args:
+            tool_call: A call with `id`, `name` and `arguments`.
+            ctx: The context of the run, which publishes the events.
+            **kwargs: Further arguments of the handler.
+
+        Returns:
+            What the handler returned.
+        """
         name, call_id = tool_call.name, tool_call.id
         arguments = read_arguments(tool_call.arguments)
         await ctx.emit(EventType.TOOL_CALL, {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id})

@@ -107,14 +107,25 @@ class Tool:
             has_side_effects: See `Tool`.
             requires_confirmation: See `Tool`.
             metadata: See `Tool`.
-            timeout: See `Tool`.
+            timeout: See `Tool`. Seconds, or None for no limit.
             retries: See `Tool`.
-            retry_delay: See `Tool`.
+            retry_delay: See `Tool`. Seconds, or a function.
             retry_on: See `Tool`.
+
+        Returns:
+            The tool.
 
         Raises:
             InvalidArgument: `fn` is not a function, is a generator, has no name, or has a parameter without a JSON
                 Schema.
+
+        Examples:
+            >>> from agent_runtime_core import Tool
+            >>> def get_weather(city: str) -> str:
+            ...     "Get the weather of a city."
+            ...     return f"sunny in {city}"
+            >>> Tool.from_function(get_weather).parameters["required"]
+            ['city']
         """
         if not callable(fn):
             raise must("fn", "be a function", fn, "Pass the function itself, without calling it")
@@ -141,12 +152,23 @@ class Tool:
         )
 
     def to_openai_format(self) -> dict[str, Any]:
-        """Return this tool in OpenAI's format. The model client adapts the parameters to what its provider accepts."""
+        """Return this tool in OpenAI's format. The model client adapts the parameters to what its provider accepts.
+
+        Examples:
+            >>> from agent_runtime_core import tool
+            >>> @tool
+            ... def ping() -> str:
+            ...     "Answer with pong."
+            ...     return "pong"
+            >>> ping.to_openai_format()["function"]["description"]
+            'Answer with pong.'
+        """
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
 
 ToolDefinition = Tool
+"""Another name of `Tool`."""
 
 
 def require_handler(tool: Tool) -> None:
@@ -200,6 +222,25 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return f"sunny in {city}"
 
     tools.register(get_weather)
+
+    Args:
+        fn: The function, if the decorator has no options.
+        **options: The options of `Tool.from_function`.
+
+    Returns:
+        The tool; with options, a decorator that makes one.
+
+    Raises:
+        InvalidArgument: As in `Tool.from_function`.
+
+    Examples:
+        >>> from agent_runtime_core import tool
+        >>> @tool(timeout=5)
+        ... def get_weather(city: str) -> str:
+        ...     "Get the weather of a city."
+        ...     return f"sunny in {city}"
+        >>> get_weather.name, get_weather("Ulm")
+        ('get_weather', 'sunny in Ulm')
     """
     if fn is None:
         return functools.partial(Tool.from_function, **options)

@@ -38,6 +38,7 @@ TRACING = {
     "opentelemetry": ".opentelemetry:OpenTelemetrySink",
     "prometheus": ".prometheus:PrometheusSink",
 }
+"""The classes of the built-in trace sinks by their names."""
 
 
 def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:

@@ -58,7 +58,12 @@ def _without_separate_results(turn: Turn, stored: dict[str, Any]) -> dict[str, A
 
 @dataclass(frozen=True)
 class Remembered(Generic[T]):
-    """A value that was read. `stale` means that the store was unavailable and this is its last known value."""
+    """A value that was read. `stale` means that the store was unavailable and this is its last known value.
+
+    Attributes:
+        value: The value.
+        stale: Whether the store was unavailable, so that this is the last known value.
+    """
 
     value: T
     stale: bool = False
@@ -87,7 +92,11 @@ class ContextManager:
         self._tenant: str | None = None
 
     def for_tenant(self, tenant: str | None) -> ContextManager:
-        """Return a manager of the turns, histories and preferences of a tenant. None returns this manager."""
+        """Return a manager of the turns, histories and preferences of a tenant. None returns this manager.
+
+        Args:
+            tenant: The tenant, or None.
+        """
         if tenant is None:
             return self
         found = copy.copy(self)
@@ -97,7 +106,11 @@ class ContextManager:
     # -- turns
 
     async def get_turn(self, turn_id: str) -> Turn | None:
-        """Return the turn as last saved, None if it never was; `stale` is True if its store was unavailable."""
+        """Return the turn as last saved, None if it never was; `stale` is True if its store was unavailable.
+
+        Args:
+            turn_id: The id of the turn.
+        """
         key = KEY_PREFIX + turn_id
         found = await self._read(key, lambda: self._stores().memory.get(key), turn_id)
         if found.value is None:
@@ -173,6 +186,10 @@ class ContextManager:
         """Return the last `limit` messages of the conversation's active branch, in chat format; None is no limit.
 
         Tool calls without a result, and results without their call, are left out.
+
+        Args:
+            conversation: The conversation.
+            limit: At most this many messages; None is no limit.
         """
         id_ = as_conversation(conversation)
         assert id_ is not None
@@ -186,6 +203,10 @@ class ContextManager:
         """Return the messages of a conversation for readers that do not modify them; None if it does not exist.
 
         The runner reads the conversation of a turn with it.
+
+        Args:
+            store: The store of the conversation.
+            conversation_id: The id of the conversation.
         """
         key = f"conversation {conversation_id}"
         found = await self._read(key, lambda: read_history(store, conversation_id))
@@ -194,7 +215,11 @@ class ContextManager:
         return found
 
     async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
-        """Return all preferences, or those of a user: the keys that begin with `<user_id>/`, without that prefix."""
+        """Return all preferences, or those of a user: the keys that begin with `<user_id>/`, without that prefix.
+
+        Args:
+            user_id: The user. None returns all preferences.
+        """
 
         async def read() -> dict[str, Any]:
             every = await self._stores().preferences.get_all()

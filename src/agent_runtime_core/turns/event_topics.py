@@ -99,6 +99,14 @@ class TopicStats:
     """Counters of one topic in this process. Latencies are in milliseconds, None before the first event.
 
     `lag` has the number of uncommitted events for each consumer name used in this process.
+
+    Attributes:
+        published: The number of published events.
+        errors: The number of commits that failed, and of events that are no valid envelopes.
+        p50_ms: The median of the last latencies, in milliseconds.
+        p95_ms: The 95th percentile of the last latencies, in milliseconds.
+        max_ms: The longest of the last latencies, in milliseconds.
+        lag: The number of uncommitted events for each consumer name used in this process.
     """
 
     published: int
@@ -121,6 +129,18 @@ class EventPublisherSubscriber:
         state: Stores the offsets of consumers.
         tracer: Receives the latency and the errors of each commit: a tracer, or a function that returns the present
             one, such as `lambda: runner.tracer`.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.events import InMemoryEventBus
+        >>> from agent_runtime_core.state import InMemoryStateStore
+        >>> from agent_runtime_core.turns import AuditEvent, EventPublisherSubscriber
+        >>> async def main():
+        ...     topics = EventPublisherSubscriber(InMemoryEventBus(), InMemoryStateStore())
+        ...     published = await topics.tell(AuditEvent(action="export"))
+        ...     return published.topic, published.offset
+        >>> asyncio.run(main())
+        ('agent.audit', 0)
     """
 
     def __init__(
@@ -146,6 +166,14 @@ class EventPublisherSubscriber:
         """Return an event for the payload, with the present time.
 
         Without `event_id` it gets a new id. Without `tenant` it gets the tenant of the payload, if that is a turn.
+
+        Args:
+            payload: The payload.
+            event_id: The id of the event; events of the same tenant with the same id are published once.
+            trace_id: The trace of the turn.
+            turn_id: The turn that the event is about.
+            step_id: The step that the event is about.
+            tenant: The tenant of the turn.
         """
         return EventEnvelope(
             topic=payload.topic, event_id=event_id or new_ulid(self.clock), type=payload.type, payload=payload,
@@ -154,11 +182,22 @@ class EventPublisherSubscriber:
         )  # fmt: skip
 
     async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
-        """Publish a payload on its topic. `ids` are those of `envelope`."""
+        """Publish a payload on its topic. `ids` are those of `envelope`.
+
+        Args:
+            payload: The payload.
+            **ids: The other arguments of `envelope`.
+
+        Returns:
+            The published envelope, with its offset.
+        """
         return await self.publish(self.envelope(payload, **ids))
 
     async def publish(self, envelope: EventEnvelope) -> EventEnvelope:
         """Publish an envelope.
+
+        Args:
+            envelope: The envelope.
 
         Returns:
             A copy with its offset.
@@ -169,7 +208,14 @@ class EventPublisherSubscriber:
         return (await self.publish_all([envelope]))[0]
 
     async def publish_all(self, envelopes: Sequence[EventEnvelope]) -> list[EventEnvelope]:
-        """Publish envelopes of any topics in one commit, all or none. Otherwise like `publish`."""
+        """Publish envelopes of any topics in one commit, all or none. Otherwise like `publish`.
+
+        Args:
+            envelopes: The envelopes.
+
+        Returns:
+            Copies with their offsets.
+        """
         by_topic: dict[str, list[tuple[int, EventEnvelope]]] = {}
         for index, each in enumerate(envelopes):
             if not isinstance(each, EventEnvelope):
@@ -197,7 +243,11 @@ class EventPublisherSubscriber:
         return done
 
     def publication(self, envelope: EventEnvelope) -> Op:
-        """Return the write of an envelope, for a commit of the caller. Counts the envelope as published."""
+        """Return the write of an envelope, for a commit of the caller. Counts the envelope as published.
+
+        Args:
+            envelope: The envelope.
+        """
         op = self._publishing(envelope.topic, [envelope])
         self._counters[envelope.topic].published += 1
         return op
@@ -262,23 +312,43 @@ class EventPublisherSubscriber:
             return None
 
     async def head(self, topic: str) -> int:
-        """Return the offset of the next event of a topic."""
+        """Return the offset of the next event of a topic.
+
+        Args:
+            topic: The name of the topic.
+        """
         return await self._bus.head(self._log(topic))
 
     async def read(self, topic: str, offset: int) -> EventEnvelope | None:
-        """Return the event at an offset; None if it was deleted or is no envelope."""
+        """Return the event at an offset; None if it was deleted or is no envelope.
+
+        Args:
+            topic: The name of the topic.
+            offset: The offset.
+        """
         for event in await self._bus.get_events(self._log(topic), offset, 1):
             return self._read(topic, event)
         return None
 
     async def offset(self, topic: str, consumer: str) -> int:
-        """Return the offset of the first event that the consumer has not committed."""
+        """Return the offset of the first event that the consumer has not committed.
+
+        Args:
+            topic: The name of the topic.
+            consumer: The name of the consumer.
+        """
         self._consumers[self._require_topic(topic)].add(consumer)
         stored = await self._state.get_checkpoint(self._consumer_id(topic, consumer))
         return 0 if stored is None else int(stored["offset"])
 
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
-        """Store that the consumer has processed the event at `offset` and all before it."""
+        """Store that the consumer has processed the event at `offset` and all before it.
+
+        Args:
+            topic: The name of the topic.
+            consumer: The name of the consumer.
+            offset: The offset of the event.
+        """
         COUNT.check("offset", offset)
         self._consumers[self._require_topic(topic)].add(consumer)
         await self._state.save_checkpoint(self._consumer_id(topic, consumer), {"offset": offset + 1})
@@ -300,6 +370,9 @@ class EventPublisherSubscriber:
 
         Returns:
             The number of deleted events.
+
+        Raises:
+            InvalidArgument: Neither or both of `before` and `keep` are passed, or a value is invalid.
         """
         if (before is None) == (keep is None):
             raise must(

@@ -39,6 +39,9 @@ class Payload:
     def from_dict(cls, data: Any) -> Self:
         """Return the payload for the output of `to_dict`, or for a dict written by hand.
 
+        Args:
+            data: The fields by name.
+
         Raises:
             InvalidTurn: Names the field that is unknown, missing or of another type.
         """
@@ -97,6 +100,24 @@ class TurnEvent(Payload):
 
     A second event with the same `turn_id` requests the same turn. `trace_id` is the trace of the caller: the turn has
     its own, and stores this one in its metadata. `turn_id` and `conversation_id` are names within the `tenant`.
+
+    Attributes:
+        type: "turn.requested".
+        topic: "agent.turns".
+        messages: The messages in chat format, the user's last.
+        turn_id: The id of the turn; a second event with the same id requests the same turn. None: a new id.
+        conversation_id: The conversation that the turn belongs to, or None.
+        user_id: The user, or None.
+        personality: The name of the personality; None for the default one.
+        trace_id: The trace of the caller, or None.
+        params: The parameters of the run.
+        metadata: Further data of the application, as JSON.
+        tenant: Whose turn it is, or None.
+
+    Examples:
+        >>> from agent_runtime_core.turns import TurnEvent
+        >>> TurnEvent.of("What is 2 + 3?").prompt
+        'What is 2 + 3?'
     """
 
     type: ClassVar[str] = "turn.requested"
@@ -120,6 +141,9 @@ class TurnEvent(Payload):
         """Return the event for an event, its dict, or the text of a user message.
 
         In a dict, `text` may replace `messages` by one user message.
+
+        Args:
+            asked: The event, its dict or the text.
 
         Raises:
             InvalidTurn: Names the field that is invalid.
@@ -186,7 +210,16 @@ def _check_message(where: str, message: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(Payload):
-    """Requests the plan of a turn. `tools` are the names of the allowed tools."""
+    """Requests the plan of a turn. `tools` are the names of the allowed tools.
+
+    Attributes:
+        type: "plan.requested".
+        topic: "agent.audit".
+        prompt: The prompt of the turn.
+        tools: The names of the allowed tools.
+        personality: The name of the personality.
+        system_prompt: The system prompt of the personality.
+    """
 
     type: ClassVar[str] = "plan.requested"
     topic: ClassVar[str] = AUDIT
@@ -199,7 +232,19 @@ class PlanRequest(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent(Payload):
-    """Announces one step of a plan. `position` is its index in an order that respects all dependencies."""
+    """Announces one step of a plan. `position` is its index in an order that respects all dependencies.
+
+    Attributes:
+        type: "step.planned".
+        topic: "agent.steps".
+        step_number: The number of the step in its plan.
+        kind: The kind of step, as in `StepKind`.
+        tool_name: The tool, or memory operation.
+        tool_input: The input of the tool.
+        depends_on: The numbers of steps that it waits for.
+        reasoning: Why the planner chose it.
+        position: Its index in an order that respects all dependencies.
+    """
 
     type: ClassVar[str] = "step.planned"
     topic: ClassVar[str] = STEPS
@@ -218,6 +263,8 @@ class StepRequest(Payload):
     """Requests an attempt of a step from provider workers. The steps that it needs have finished.
 
     Attributes:
+        type: "step.requested".
+        topic: "agent.steps".
         step_number: Its number in the plan.
         kind: Its kind.
         tool_name: The tool, or memory operation.
@@ -245,7 +292,21 @@ class StepRequest(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class StepResultChunk(Payload):
-    """A piece of a step's answer, or with `final` the step's outcome. `index` counts the pieces of one attempt."""
+    """A piece of a step's answer, or with `final` the step's outcome. `index` counts the pieces of one attempt.
+
+    Attributes:
+        type: "step.result".
+        topic: "agent.step_results".
+        step_number: The number of the step in its plan.
+        index: The number of the piece in its attempt.
+        delta: The text of the piece.
+        final: Whether this is the outcome of the step.
+        status: With `final`: "completed", "failed", "skipped" or "cancelled".
+        result: With `final`: what the step returned.
+        error: With `final`: why the step failed.
+        attempt: The number of the attempt.
+        metrics: Numbers by name, such as `latency_ms`.
+    """
 
     type: ClassVar[str] = "step.result"
     topic: ClassVar[str] = RESULTS
@@ -271,7 +332,14 @@ class StepResultChunk(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEvent(Payload):
-    """An entry of the audit trail: `action` was done."""
+    """An entry of the audit trail: `action` was done.
+
+    Attributes:
+        type: "audit".
+        topic: "agent.audit".
+        action: What was done.
+        details: More about it, as JSON.
+    """
 
     type: ClassVar[str] = "audit"
     topic: ClassVar[str] = AUDIT
@@ -291,6 +359,19 @@ class EventEnvelope:
 
     `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it.
     `offset` is the position in the topic, None for an event that was not read from one.
+
+    Attributes:
+        topic: The topic of the event.
+        event_id: The id of the event; events of the same tenant with the same id are published once.
+        type: The type of the payload.
+        payload: The payload.
+        timestamp: When the event was made.
+        trace_id: The trace of the turn, or None.
+        turn_id: The turn that the event is about, or None.
+        step_id: The step that the event is about, or None.
+        version: The version of the format.
+        tenant: The tenant of the turn, or None.
+        offset: The position in the topic; None for an event that was not read from a topic.
     """
 
     topic: str
@@ -323,6 +404,10 @@ class EventEnvelope:
     @classmethod
     def from_dict(cls, data: Any, offset: int | None = None) -> EventEnvelope:
         """Return the envelope that `to_dict` wrote.
+
+        Args:
+            data: What `to_dict` returned.
+            offset: The position in the topic, or None.
 
         Raises:
             InvalidTurn: Names the field that is invalid.

@@ -69,6 +69,17 @@ class TurnManager:
         backoff_base: Seconds before the second attempt of a step; doubled for each later one.
         breakers: The circuit breakers of clients without their own.
         key: The agent key of the turns.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core import AgentRunner
+        >>> from agent_runtime_core.turns import TurnManager
+        >>> async def main():
+        ...     async with AgentRunner.open("memory://") as runner:
+        ...         turn = await TurnManager(runner).run_turn("add 3 and 4")
+        ...         return turn.status.value, turn.steps[0].result
+        >>> asyncio.run(main())
+        ('succeeded', 7)
     """
 
     def __init__(
@@ -190,7 +201,14 @@ class TurnManager:
             )
 
     async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
-        """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`."""
+        """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`.
+
+        Args:
+            turn: The event, its dict, or the text of a user message.
+
+        Returns:
+            The finished turn.
+        """
         event = self._checked_event(turn)
         input_, metadata, run_id = self._run_arguments(event)
         with _naming_invalid_field(event):
@@ -262,6 +280,11 @@ class TurnManager:
     async def wait(self, turn_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None) -> Turn:
         """Return the turn when it has finished.
 
+        Args:
+            turn_id: The id of the turn.
+            timeout: Seconds to wait, or None for no limit.
+            tenant: The tenant, as in `get_turn`.
+
         Raises:
             TimeoutError: It has not finished after `timeout` seconds. None waits without a limit.
         """
@@ -269,12 +292,25 @@ class TurnManager:
         return await self.get_turn(turn_id, tenant=tenant)
 
     async def cancel(self, turn_id: UUID | str, *, wait: bool = False, tenant: str | None = None) -> bool | RunStatus:
-        """Cancel the turn and its steps, like `runner.cancel`."""
+        """Cancel the turn and its steps, like `runner.cancel`.
+
+        Args:
+            turn_id: The id of the turn.
+            wait: Wait until the turn has finished.
+            tenant: The tenant, as in `get_turn`.
+
+        Returns:
+            As `runner.cancel`: whether the request is stored; with `wait`, the final status.
+        """
         info = await self._info(turn_id, tenant)
         return await self.runner.cancel(info.run_id, wait=wait)
 
     async def discard(self, turn_id: UUID | str, *, tenant: str | None = None) -> None:
         """Delete a finished turn: its run and its saved state. The topics keep their events.
+
+        Args:
+            turn_id: The id of the turn.
+            tenant: The tenant, as in `get_turn`.
 
         Raises:
             IllegalTransition: The turn has not finished.
@@ -309,6 +345,12 @@ class TurnManager:
         """Yield the turn's events, stored ones and then new ones, until it has finished; like `runner.stream`.
 
         With `backpressure`, the limit is `max_unsent_bytes` of `[turns]` unless that is the default.
+
+        Args:
+            turn_id: The id of the turn.
+            since_sequence: The sequence number of the first event.
+            backpressure: As in `runner.stream`.
+            tenant: The tenant, as in `get_turn`.
         """
         stream = self.runner.stream(
             turn_id, since_sequence, backpressure, max_unsent_bytes=self.max_unsent_bytes, tenant=tenant

@@ -33,7 +33,24 @@ _PLACEHOLDER = re.compile(r"\{\{ *([A-Za-z_][A-Za-z0-9_]*) *\}\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling options of model calls. None means the default of the provider."""
+    """Sampling options of model calls. None means the default of the provider.
+
+    Attributes:
+        temperature: Randomness of the answers.
+        top_p: The share of the probability from which tokens are chosen, from 0 to 1.
+        max_tokens: The most tokens of one answer.
+        reasoning_effort: How much a reasoning model thinks, in the words of the provider.
+        seed: A number for answers that are as reproducible as the provider allows.
+        stop: A text, or several, at which an answer ends.
+        presence_penalty: A number from -2 to 2 that makes repetitions less likely.
+        frequency_penalty: A number from -2 to 2 that makes repetitions less likely.
+        service_tier: The class of service of the provider.
+
+    Examples:
+        >>> from agent_runtime_core.turns import Sampling
+        >>> Sampling(temperature=0.2).options()
+        {'temperature': 0.2}
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -56,6 +73,11 @@ class MemorySettings:
 
     `history_tokens=None` is no limit. With `remember=False` neither the user's message nor the answer is stored in
     the conversation.
+
+    Attributes:
+        history_messages: How many messages of the conversation a turn reads.
+        history_tokens: How many tokens of the conversation a turn reads; None is no limit.
+        remember: Whether the user's message and the answer are added to the conversation.
     """
 
     history_messages: int = 50
@@ -70,6 +92,20 @@ class PersonalityInstance:
     `tools` are the names of the allowed tools, None allows all. `provider` and `model` are None if the configuration
     decides. `version` starts at 1. A step with `returns=PersonalityInstance` records it unchanged, so that a resumed
     turn continues with the same personality.
+
+    Attributes:
+        name: The name of the personality.
+        description: What it is for.
+        system_prompt: The system prompt, with placeholders.
+        prompts: Further prompts by name.
+        tools: The names of the allowed tools; None allows all.
+        provider: The provider of models; None if the configuration decides.
+        model: The model; None if the configuration decides.
+        sampling: The sampling options.
+        memory: How much of a conversation a turn reads.
+        limits: The limits of a turn.
+        default: Whether turns that name no personality use it.
+        version: The version, from 1.
     """
 
     name: str
@@ -104,6 +140,12 @@ class PersonalityInstance:
 
         Raises:
             InvalidArgument: The prompt is unknown, or a value is missing, of another type or too long; see `fill`.
+
+        Examples:
+            >>> from agent_runtime_core.turns import PersonalityInstance
+            >>> guide = PersonalityInstance(name="guide", system_prompt="You help {{who}}.")
+            >>> guide.prompt(values={"who": "Ada"})
+            'You help Ada.'
         """
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
@@ -112,6 +154,9 @@ class PersonalityInstance:
 
     def allowed(self, registry: ToolRegistry) -> ToolRegistry:
         """Return a registry of the allowed tools, in the order of the pack.
+
+        Args:
+            registry: The registered tools.
 
         Raises:
             UnknownTool: A tool of the pack is not registered.
@@ -511,7 +556,12 @@ BUILT_IN = PersonalityInstance(name="default", description="The personality of a
 
 @dataclass(frozen=True)
 class PackSet:
-    """The packs of one load, immutable. `default` is the name of the personality for turns that name none."""
+    """The packs of one load, immutable. `default` is the name of the personality for turns that name none.
+
+    Attributes:
+        packs: The personalities by name.
+        default: The name of the personality for turns that name none.
+    """
 
     packs: Mapping[str, PersonalityInstance]
     default: str
@@ -519,6 +569,10 @@ class PackSet:
     @classmethod
     def of(cls, packs: Mapping[str, PersonalityInstance] | None, default: str | None = None) -> PackSet:
         """Return a set of these packs; None means the built-in one.
+
+        Args:
+            packs: The personalities by name.
+            default: The name of the default one. None: the one that is marked as default.
 
         Raises:
             InvalidArgument: `default` is unknown, or without it not exactly one of several packs is the default.
@@ -540,8 +594,17 @@ class PackSet:
     def get(self, name: str | None = None) -> PersonalityInstance:
         """Return the personality of that name, or the default one.
 
+        Args:
+            name: The name of the personality. None: the default one.
+
         Raises:
             InvalidArgument: No personality has that name; the message suggests the nearest one.
+
+        Examples:
+            >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
+            >>> packs = PackSet.of({"guide": PersonalityInstance(name="guide", default=True)})
+            >>> packs.select({}).name
+            'guide'
         """
         return self.packs[_require_pack(self.default if name is None else name, self.packs, "personality")]
 
@@ -549,6 +612,15 @@ class PackSet:
         """Return the personality that `metadata["personality"]` names, or the default one. Raises the errors of `get`.
 
         `metadata` is that of a run or turn.
+
+        Args:
+            metadata: The metadata of a run or turn.
+
+        Examples:
+            >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
+            >>> packs = PackSet.of({"guide": PersonalityInstance(name="guide", default=True)})
+            >>> packs.select({}).name
+            'guide'
         """
         return self.get((metadata or {}).get("personality"))
 
@@ -616,6 +688,9 @@ class PersonalityPackManager:
     def get(self, name: str | None = None) -> PersonalityInstance:
         """Return a personality like `PackSet.get`.
 
+        Args:
+            name: The name of the personality. None: the default one.
+
         Raises:
             UnknownTool: One of its tools is not registered in `tools`.
         """
@@ -623,6 +698,9 @@ class PersonalityPackManager:
 
     def select(self, metadata: Mapping[str, Any] | None = None) -> PersonalityInstance:
         """Return a personality like `PackSet.select`.
+
+        Args:
+            metadata: The metadata of a run or turn.
 
         Raises:
             UnknownTool: One of its tools is not registered in `tools`.
@@ -634,7 +712,11 @@ class PersonalityPackManager:
         return [each for _, each in sorted(self._current.packs.items())]
 
     def reload(self) -> bool:
-        """Read the files again. Return True if the content of any pack has changed."""
+        """Read the files again. Return True if the content of any pack has changed.
+
+        Returns:
+            Whether the content of any pack has changed.
+        """
         with self._lock:
             before = self._current
             try:

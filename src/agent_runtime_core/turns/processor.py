@@ -170,7 +170,12 @@ class StepProcessor:
     def around(
         self, progress: TurnProgress, elsewhere: Elsewhere | None = None
     ) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
-        """Return a function for `execute_plan(around=...)` that runs each attempt of a step, here or `elsewhere`."""
+        """Return a function for `execute_plan(around=...)` that runs each attempt of a step, here or `elsewhere`.
+
+        Args:
+            progress: The turn.
+            elsewhere: Has some steps executed by provider workers.
+        """
 
         async def step(planned: PlanStep, step_input: dict[str, Any], do: Do) -> Any:
             state = progress.turn.step(planned.step_number)
@@ -239,12 +244,22 @@ class StepProcessor:
     def client(
         self, progress: TurnProgress, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
     ) -> TurnClient:
-        """Return the client for the planner and the steps of a turn. `model_prices` default to the configuration."""
+        """Return the client for the planner and the steps of a turn. `model_prices` default to the configuration.
+
+        Args:
+            progress: The turn.
+            client: The model client.
+            model_prices: The prices in USD per million tokens; by default the configured ones.
+        """
         return TurnClient(self, progress, client, model_prices)
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[CallMetrics]:
-        """Count the usage of the model calls inside the block."""
+        """Count the usage of the model calls inside the block.
+
+        Yields:
+            The usage of these calls.
+        """
         calls = CallMetrics()
         with _counting_calls_in(calls):
             yield calls

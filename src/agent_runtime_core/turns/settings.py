@@ -103,6 +103,12 @@ class TurnSettings:
     `max_in_flight` steps run at once. With `remote_steps`, other workers may execute steps. `max_unsent_bytes` is
     how far a reader of `stream(backpressure=True)` may lag. `provider_steps` are the steps that provider workers
     execute.
+
+    Attributes:
+        max_in_flight: Steps that run at the same time in this process.
+        remote_steps: Whether other workers may execute steps.
+        max_unsent_bytes: How many bytes a reader of `stream(backpressure=True)` may lag.
+        provider_steps: The steps that provider workers execute, or None.
     """
 
     max_in_flight: int = 16
@@ -118,7 +124,12 @@ def _are_kinds(value: Any) -> bool:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class PersonalitySettings:
-    """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs."""
+    """The default personality, None for the pack with `default = true`; and the folder of packs, None for no packs.
+
+    Attributes:
+        default: The name of the default personality; None for the pack with `default = true`.
+        folder: The folder of packs; None for no packs.
+    """
 
     default: str | None = None
     folder: Path | None = None
@@ -127,7 +138,14 @@ class PersonalitySettings:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProviderSettings:
-    """The options of the client of one provider. Its repr hides the API key."""
+    """The options of the client of one provider. Its repr hides the API key.
+
+    Attributes:
+        api_key: The API key.
+        base_url: The URL of the server.
+        default_model: The model of calls that name none.
+        organization: The organization, for OpenAI.
+    """
 
     api_key: str | None = None
     base_url: str | None = None
@@ -146,7 +164,16 @@ class ProviderSettings:
 @without_credentials_in_repr
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings and packs of one load, immutable. `version` starts at 1."""
+    """All settings and packs of one load, immutable. `version` starts at 1.
+
+    Attributes:
+        runtime: The settings of the process.
+        turns: The settings of turns.
+        personality: The default personality and the folder of packs.
+        providers: The options of the clients by provider.
+        packs: The personalities.
+        version: The number of the load, from 1.
+    """
 
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     turns: TurnSettings = TurnSettings()
@@ -360,7 +387,14 @@ class _Subscriber(Generic[T]):
 
 @dataclass(frozen=True)
 class ConfigChanged:
-    """The event "config.changed". `changed` has the dotted names of the changed settings: `runtime.max_retries`."""
+    """The event "config.changed". `changed` has the dotted names of the changed settings: `runtime.max_retries`.
+
+    Attributes:
+        version: The number of the load.
+        changed: The dotted names of the changed settings, such as `runtime.max_retries`.
+        path: The path of config.toml, or "".
+        event_type: "config.changed".
+    """
 
     version: int
     changed: tuple[str, ...]
@@ -454,7 +488,14 @@ class ConfigLoader:
         return self._subscribers.add(fn)
 
     def apply(self, **settings: Any) -> RuntimeConfig:
-        """Call `configure` with `current.runtime`, overridden by `settings`."""
+        """Call `configure` with `current.runtime`, overridden by `settings`.
+
+        Args:
+            **settings: Settings that override those of the file.
+
+        Returns:
+            The new configuration of the process.
+        """
         runtime = self._current.runtime
         return configure(**{**{name: getattr(runtime, name) for name in FIELDS}, **settings})
 

@@ -40,6 +40,8 @@ _PLAN_ONCE: Final = (
 )
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOCK_RUNS: Final = "SELECT 1 FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
+_LOCK_ROWS: Final = "SELECT run_id FROM arc_runs WHERE run_id = ANY(?) ORDER BY run_id FOR NO KEY UPDATE"
+_LOCK_LOGS: Final = "SELECT count(pg_advisory_xact_lock(hashtextextended(id, 3))) FROM unnest(?::text[]) AS l (id)"
 _LOCK_STORE: Final = "LOCK TABLE arc_fences IN ACCESS EXCLUSIVE MODE"
 NOW: Final = "extract(epoch FROM clock_timestamp())::float8"
 _LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "55000"})
@@ -70,6 +72,18 @@ class PostgresTx(ThreadedTx):
         self.logs: set[str] = set()  # runs whose event numbers this transaction has locked
         self.counters: dict[str, int] = {}
         self.execute: Callable[..., Any] = conn.execute
+
+    def lock_logs(self, requests: Sequence[CommitRequest]) -> None:
+        """Lock the logs of several runs or topics in one order, so that no transaction waits for one that waits for it.
+
+        A queue locks the rows of runs before that.
+        """
+        ops = [op for request in requests for op in request.ops if op.name.startswith(("events.", "journal."))]
+        logs = {op.args[0] for op in ops} - self.rows.keys()
+        if len(logs) > 1:
+            rows = {row[0] for row in self.execute(_LOCK_ROWS, ([*logs],))}
+            self.execute(_LOCK_LOGS, (sorted(logs - rows),))
+            self.logs |= logs
 
 
 class PostgresEngine(ThreadedEngine):

@@ -134,7 +134,13 @@ class FilePreferencesStore(FilePlace, StoredPreferences):
 
 
 class FileKnowledgeStore(FilePlace, StoredKnowledge):
-    """Stores facts, summaries and embeddings in files."""
+    """Stores facts, summaries and embeddings in files.
+
+    Args:
+        project_dir: The directory of the project. None is the current directory.
+        max_vectors: The most embeddings of a scope.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, project_dir: str | os.PathLike[str] | None = None, *, max_vectors: int = MAX_VECTORS,
@@ -145,7 +151,14 @@ class FileKnowledgeStore(FilePlace, StoredKnowledge):
 
 
 class FileAuditStore(FilePlace, StoredAudit):
-    """Stores audit entries, errors and metrics in files."""
+    """Stores audit entries, errors and metrics in files.
+
+    Args:
+        project_dir: The directory of the project. None is the current directory.
+        max_age: Seconds after which entries are deleted; None keeps them.
+        max_entries: How many entries of each kind and scope are kept; None keeps all.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, project_dir: str | os.PathLike[str] | None = None, *, max_age: float | None = None,

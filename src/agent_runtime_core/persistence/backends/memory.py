@@ -43,7 +43,13 @@ class InMemoryPreferencesStore(InMemoryPlace, StoredPreferences):
 
 
 class InMemoryKnowledgeStore(InMemoryPlace, StoredKnowledge):
-    """Stores facts, summaries and embeddings in the memory of this process."""
+    """Stores facts, summaries and embeddings in the memory of this process.
+
+    Args:
+        engine: The engine to share with other stores; a new one by default.
+        max_vectors: The most embeddings of a scope.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, *, engine: MemoryEngine | None = None, max_vectors: int = MAX_VECTORS, **options: Unpack[HomeOptions]
@@ -53,7 +59,14 @@ class InMemoryKnowledgeStore(InMemoryPlace, StoredKnowledge):
 
 
 class InMemoryAuditStore(InMemoryPlace, StoredAudit):
-    """Stores audit entries, errors and metrics in the memory of this process."""
+    """Stores audit entries, errors and metrics in the memory of this process.
+
+    Args:
+        engine: The engine to share with other stores; a new one by default.
+        max_age: Seconds after which entries are deleted; None keeps them.
+        max_entries: How many entries of each kind and scope are kept; None keeps all.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, *, engine: MemoryEngine | None = None, max_age: float | None = None, max_entries: int | None = None,

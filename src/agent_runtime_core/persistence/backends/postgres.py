@@ -48,7 +48,14 @@ class PostgresPreferencesStore(PostgresPlace, StoredPreferences):
 
 
 class PostgresKnowledgeStore(PostgresPlace, StoredKnowledge):
-    """Stores facts, summaries and embeddings in a PostgreSQL database."""
+    """Stores facts, summaries and embeddings in a PostgreSQL database.
+
+    Args:
+        url: The URL of the database.
+        engine: The engine to share with other stores, instead of a URL.
+        max_vectors: The most embeddings of a scope.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, url: str | None = None, *, engine: PostgresEngine | None = None,
@@ -59,7 +66,15 @@ class PostgresKnowledgeStore(PostgresPlace, StoredKnowledge):
 
 
 class PostgresAuditStore(PostgresPlace, StoredAudit):
-    """Stores audit entries, errors and metrics in a PostgreSQL database."""
+    """Stores audit entries, errors and metrics in a PostgreSQL database.
+
+    Args:
+        url: The URL of the database.
+        engine: The engine to share with other stores, instead of a URL.
+        max_age: Seconds after which entries are deleted; None keeps them.
+        max_entries: How many entries of each kind and scope are kept; None keeps all.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, url: str | None = None, *, engine: PostgresEngine | None = None,

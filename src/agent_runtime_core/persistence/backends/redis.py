@@ -52,7 +52,15 @@ class RedisPreferencesStore(RedisPlace, StoredPreferences):
 
 
 class RedisKnowledgeStore(RedisPlace, StoredKnowledge):
-    """Stores facts, summaries and embeddings on a Redis or Valkey server."""
+    """Stores facts, summaries and embeddings on a Redis or Valkey server.
+
+    Args:
+        url: The URL of the server.
+        redis_url: The same as `url`.
+        engine: The engine to share with other stores, instead of a URL.
+        max_vectors: The most embeddings of a scope.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,
@@ -63,7 +71,16 @@ class RedisKnowledgeStore(RedisPlace, StoredKnowledge):
 
 
 class RedisAuditStore(RedisPlace, StoredAudit):
-    """Stores audit entries, errors and metrics on a Redis or Valkey server."""
+    """Stores audit entries, errors and metrics on a Redis or Valkey server.
+
+    Args:
+        url: The URL of the server.
+        redis_url: The same as `url`.
+        engine: The engine to share with other stores, instead of a URL.
+        max_age: Seconds after which entries are deleted; None keeps them.
+        max_entries: How many entries of each kind and scope are kept; None keeps all.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, url: str | None = None, *, redis_url: str | None = None, engine: RedisEngine | None = None,

@@ -51,7 +51,16 @@ class SQLitePreferencesStore(SQLitePlace, StoredPreferences):
 
 
 class SQLiteKnowledgeStore(SQLitePlace, StoredKnowledge):
-    """Stores facts, summaries and embeddings in a SQLite file."""
+    """Stores facts, summaries and embeddings in a SQLite file.
+
+    Args:
+        path: The file.
+        db_path: The same as `path`.
+        durability: "full" survives a power loss, "normal" a crash of the process.
+        engine: The engine to share with other stores, instead of a path.
+        max_vectors: The most embeddings of a scope.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,
@@ -63,7 +72,17 @@ class SQLiteKnowledgeStore(SQLitePlace, StoredKnowledge):
 
 
 class SQLiteAuditStore(SQLitePlace, StoredAudit):
-    """Stores audit entries, errors and metrics in a SQLite file."""
+    """Stores audit entries, errors and metrics in a SQLite file.
+
+    Args:
+        path: The file.
+        db_path: The same as `path`.
+        durability: "full" survives a power loss, "normal" a crash of the process.
+        engine: The engine to share with other stores, instead of a path.
+        max_age: Seconds after which entries are deleted; None keeps them.
+        max_entries: How many entries of each kind and scope are kept; None keeps all.
+        options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, db_path: str | os.PathLike[str] | None = None,

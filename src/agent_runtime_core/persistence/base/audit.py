@@ -20,7 +20,22 @@ class AuditStore(ABC):
 
     @abstractmethod
     async def log_event(self, entry: AuditEntry, scope: Scope = Scope.PROJECT) -> None:
-        """Store an audit entry."""
+        """Store an audit entry.
+
+        Args:
+            entry: The entry.
+            scope: The scope.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import AuditEntry, AuditEventType, InMemoryAuditStore
+            >>> async def main():
+            ...     store = InMemoryAuditStore()
+            ...     await store.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action="export"))
+            ...     return [entry.action for entry in await store.get_events()]
+            >>> asyncio.run(main())
+            ['export']
+        """
 
     @abstractmethod
     async def get_events(
@@ -47,7 +62,12 @@ class AuditStore(ABC):
 
     @abstractmethod
     async def log_error(self, error: ErrorRecord, scope: Scope = Scope.PROJECT) -> None:
-        """Store an error."""
+        """Store an error.
+
+        Args:
+            error: The error.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get_errors(
@@ -74,11 +94,25 @@ class AuditStore(ABC):
     async def resolve_error(
         self, error_id: UUID, resolution_notes: str | None = None, scope: Scope = Scope.PROJECT
     ) -> bool:
-        """Mark an error as resolved, and return whether it exists."""
+        """Mark an error as resolved, and return whether it exists.
+
+        Args:
+            error_id: The id of the error.
+            resolution_notes: How it was resolved.
+            scope: The scope.
+
+        Returns:
+            Whether the error exists.
+        """
 
     @abstractmethod
     async def record_metric(self, metric: PerformanceMetric, scope: Scope = Scope.PROJECT) -> None:
-        """Store a measured value."""
+        """Store a measured value.
+
+        Args:
+            metric: The measured value.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get_metrics(
@@ -111,8 +145,25 @@ class AuditStore(ABC):
     ) -> dict[str, float]:
         """Summarize the values of a metric.
 
+        Args:
+            name: The name of the metric.
+            scope: The scope to read.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
+
         Returns:
             count, min, max, avg, sum, p50, p95 and p99. All are 0 if there are no values.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryAuditStore, PerformanceMetric
+            >>> async def main():
+            ...     store = InMemoryAuditStore()
+            ...     for value in (1.0, 3.0):
+            ...         await store.record_metric(PerformanceMetric(name="latency", value=value, unit="s"))
+            ...     return (await store.get_metric_summary("latency"))["avg"]
+            >>> asyncio.run(main())
+            2.0
         """
 
     async def prune(
@@ -130,6 +181,17 @@ class AuditStore(ABC):
 
         Raises:
             NotSupported: This store cannot be pruned.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import AuditEntry, AuditEventType, InMemoryAuditStore
+            >>> async def main():
+            ...     store = InMemoryAuditStore()
+            ...     for action in ("read", "write", "export"):
+            ...         await store.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action=action))
+            ...     return await store.prune(keep=1)
+            >>> asyncio.run(main())
+            2
         """
         raise NotSupported(
             f"{type(self).__name__} does not support prune(). Use a store of agent_runtime_core.persistence."

@@ -31,15 +31,33 @@ class ConversationStore(ABC):
 
     @abstractmethod
     async def save(self, conversation: Conversation, scope: Scope = Scope.PROJECT) -> None:
-        """Store a conversation, and set its `updated_at`."""
+        """Store a conversation, and set its `updated_at`.
+
+        Args:
+            conversation: The conversation.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> Conversation | None:
-        """Return a conversation with its messages, or None if there is none."""
+        """Return a conversation with its messages, or None if there is none.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def delete(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Delete a conversation with its messages, and return whether it existed."""
+        """Delete a conversation with its messages, and return whether it existed.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+
+        Returns:
+            Whether the conversation existed.
+        """
 
     @abstractmethod
     async def list_conversations(
@@ -59,6 +77,11 @@ class ConversationStore(ABC):
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope = Scope.PROJECT
     ) -> None:
         """Append a message.
+
+        Args:
+            conversation_id: The id of the conversation.
+            message: The message.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The conversation does not exist.
@@ -86,11 +109,28 @@ class ConversationStore(ABC):
     ) -> int:
         """Append the messages whose ids the conversation does not contain yet.
 
+        Args:
+            conversation_id: The id of the conversation.
+            messages: The messages, in order.
+            scope: The scope.
+
         Returns:
             How many messages were appended.
 
         Raises:
             InvalidArgument: The conversation does not exist.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store, chat = InMemoryConversationStore(), Conversation(title="Hello")
+            ...     await store.save(chat)
+            ...     await store.append(chat.id, [ConversationMessage(role="user", content="Hi")])
+            ...     return [message.content for message in await store.get_messages(chat.id)]
+            >>> asyncio.run(main())
+            ['Hi']
         """
         ids = {message.id for message in (await self._require(conversation_id, scope)).messages}
         added = 0
@@ -105,6 +145,10 @@ class ConversationStore(ABC):
 
     async def branches(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> list[Branch]:
         """Return the branches of a conversation, in the order of their first messages.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The conversation does not exist.
@@ -153,6 +197,19 @@ class ConversationStore(ABC):
 
         Raises:
             InvalidArgument: The conversation or the message does not exist, or the caller may not set a field.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store, first = InMemoryConversationStore(), ConversationMessage(role="user", content="Hi")
+            ...     chat = Conversation(messages=[first])
+            ...     await store.save(chat)
+            ...     await store.edit_message(chat.id, first.id, "Good morning")
+            ...     return [message.content for message in await store.history(chat.id)]
+            >>> asyncio.run(main())
+            ['Good morning']
         """
         conversation = await self._require(conversation_id, scope)
         return await self._replace(conversation, message_id, content, scope, switch, fields)
@@ -164,6 +221,14 @@ class ConversationStore(ABC):
         """Replace an answer of the assistant by another one, on a new branch.
 
         The arguments are those of `edit_message`.
+
+        Args:
+            conversation_id: The id of the conversation.
+            message_id: The answer to replace.
+            content: The content of the new answer.
+            scope: The scope.
+            switch: Make the new branch the active one.
+            **fields: Further fields of the new answer, as in `edit_message`.
 
         Returns:
             The new message.
@@ -179,6 +244,11 @@ class ConversationStore(ABC):
 
     async def switch_branch(self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT) -> None:
         """Make a branch the active one. None is the main line.
+
+        Args:
+            conversation_id: The id of the conversation.
+            branch_id: The branch. None is the main line.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The conversation or the branch does not exist.
@@ -208,6 +278,18 @@ class ConversationStore(ABC):
         Raises:
             InvalidArgument: The conversation or the message does not exist.
             BrokenHistory: A parent of a message is missing, or parents form a cycle.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store = InMemoryConversationStore()
+            ...     chat = Conversation(title="Trip", messages=[ConversationMessage(role="user", content="Hi")])
+            ...     await store.save(chat)
+            ...     return (await store.fork(chat.id)).parent_conversation_id == chat.id
+            >>> asyncio.run(main())
+            True
         """
         conversation = await self._require(conversation_id, scope)
         fork = Conversation(
@@ -253,8 +335,24 @@ class ConversationStore(ABC):
         Case and accents are ignored. The last word of `query` also matches words that begin with it. The built-in
         stores use the full-text index of their backend if it has one. Here every conversation is read.
 
+        Args:
+            query: The words.
+            scope: The scope to search.
+            limit: At most this many messages.
+
         Returns:
             Pairs of a conversation id and a message.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Conversation, ConversationMessage
+            >>> from agent_runtime_core.persistence import InMemoryConversationStore
+            >>> async def main():
+            ...     store = InMemoryConversationStore()
+            ...     await store.save(Conversation(messages=[ConversationMessage(role="user", content="Trains to Ulm")]))
+            ...     return [message.content for _, message in await store.search("ulm")]
+            >>> asyncio.run(main())
+            ['Trains to Ulm']
         """
         found = [each async for each in self._all_messages(scope)]
         texts = ((str(n), moment(each.timestamp), folded(text_in(each.content))) for n, (_, each) in enumerate(found))

@@ -26,43 +26,105 @@ class KnowledgeStore(ABC):
 
     @abstractmethod
     async def save_fact(self, fact: Fact, scope: Scope = Scope.PROJECT) -> None:
-        """Store a fact. An earlier fact with the same id is replaced."""
+        """Store a fact. An earlier fact with the same id is replaced.
+
+        Args:
+            fact: The fact.
+            scope: The scope.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import Fact, InMemoryKnowledgeStore
+            >>> async def main():
+            ...     store = InMemoryKnowledgeStore()
+            ...     await store.save_fact(Fact(key="city", value="Ulm"))
+            ...     return (await store.get_fact_by_key("city")).value
+            >>> asyncio.run(main())
+            'Ulm'
+        """
 
     @abstractmethod
     async def get_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> Fact | None:
-        """Return a fact by its id, or None if there is none."""
+        """Return a fact by its id, or None if there is none.
+
+        Args:
+            fact_id: The id of the fact.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get_fact_by_key(self, key: str, scope: Scope = Scope.PROJECT) -> Fact | None:
-        """Return a fact by its key, or None if there is none."""
+        """Return a fact by its key, or None if there is none.
+
+        Args:
+            key: The key of the fact.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def list_facts(
         self, scope: Scope = Scope.PROJECT, fact_type: FactType | None = None, limit: int = 100
     ) -> list[Fact]:
-        """Return at most `limit` facts, of one type or of all, the newest first."""
+        """Return at most `limit` facts, of one type or of all, the newest first.
+
+        Args:
+            scope: The scope.
+            fact_type: Only facts of this type. None: of all.
+            limit: At most this many facts.
+        """
 
     @abstractmethod
     async def delete_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Delete a fact, and return whether it existed."""
+        """Delete a fact, and return whether it existed.
+
+        Args:
+            fact_id: The id of the fact.
+            scope: The scope.
+
+        Returns:
+            Whether the fact existed.
+        """
 
     @abstractmethod
     async def save_summary(self, summary: Summary, scope: Scope = Scope.PROJECT) -> None:
-        """Store a summary. An earlier summary with the same id is replaced."""
+        """Store a summary. An earlier summary with the same id is replaced.
+
+        Args:
+            summary: The summary.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> Summary | None:
-        """Return a summary by its id, or None if there is none."""
+        """Return a summary by its id, or None if there is none.
+
+        Args:
+            summary_id: The id of the summary.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def get_summaries_for_conversation(
         self, conversation_id: UUID, scope: Scope = Scope.PROJECT
     ) -> list[Summary]:
-        """Return the summaries of a conversation, the newest first."""
+        """Return the summaries of a conversation, the newest first.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def delete_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Delete a summary, and return whether it existed."""
+        """Delete a summary, and return whether it existed.
+
+        Args:
+            summary_id: The id of the summary.
+            scope: The scope.
+
+        Returns:
+            Whether the summary existed.
+        """
 
     async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
         """Return at most `limit` facts that contain all words of `query`, the best match first.
@@ -70,6 +132,21 @@ class KnowledgeStore(ABC):
         A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored.
         The last word of `query` also matches words that begin with it. The built-in stores use the full-text index
         of their backend if it has one. Here the newest 10,000 facts are read.
+
+        Args:
+            query: The words.
+            scope: The scope to search.
+            limit: At most this many facts.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import Fact, InMemoryKnowledgeStore
+            >>> async def main():
+            ...     store = InMemoryKnowledgeStore()
+            ...     await store.save_fact(Fact(key="city", value="Ulm an der Donau"))
+            ...     return [fact.key for fact in await store.search_facts("donau")]
+            >>> asyncio.run(main())
+            ['city']
         """
         facts = await self.list_facts(scope, None, _SEARCHED)
         texts = (
@@ -80,6 +157,10 @@ class KnowledgeStore(ABC):
 
     async def save_embedding(self, embedding: Embedding, scope: Scope = Scope.PROJECT) -> None:
         """Store a text with its vector.
+
+        Args:
+            embedding: The text with its vector.
+            scope: The scope.
 
         Raises:
             NoEmbeddings: This store does not support embeddings.
@@ -106,11 +187,29 @@ class KnowledgeStore(ABC):
 
         Raises:
             NoEmbeddings: This store does not support embeddings.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import Embedding, InMemoryKnowledgeStore
+            >>> async def main():
+            ...     store = InMemoryKnowledgeStore()
+            ...     await store.save_embedding(Embedding(vector=[1.0, 0.0], content="Ulm"))
+            ...     await store.save_embedding(Embedding(vector=[0.0, 1.0], content="Paris"))
+            ...     return [found.content for found, _ in await store.search_similar([0.9, 0.1], limit=1)]
+            >>> asyncio.run(main())
+            ['Ulm']
         """
         raise self._no_embeddings()
 
     async def delete_embedding(self, embedding_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
         """Delete an embedding, and return whether it existed.
+
+        Args:
+            embedding_id: The id of the embedding.
+            scope: The scope.
+
+        Returns:
+            Whether the embedding existed.
 
         Raises:
             NoEmbeddings: This store does not support embeddings.
@@ -134,23 +233,72 @@ class MemoryStore(ABC):
 
     @abstractmethod
     async def get(self, key: str, scope: Scope = Scope.PROJECT) -> Any | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value of a key, or None if there is none.
+
+        Args:
+            key: The key.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def set(self, key: str, value: Any, scope: Scope = Scope.PROJECT) -> None:
-        """Store a value under a key. An earlier value is replaced."""
+        """Store a value under a key. An earlier value is replaced.
+
+        Args:
+            key: The key.
+            value: The value.
+            scope: The scope.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryMemoryStore
+            >>> async def main():
+            ...     store = InMemoryMemoryStore()
+            ...     await store.set("city", "Ulm")
+            ...     return await store.get("city"), await store.get("country")
+            >>> asyncio.run(main())
+            ('Ulm', None)
+        """
 
     @abstractmethod
     async def delete(self, key: str, scope: Scope = Scope.PROJECT) -> bool:
-        """Delete a key, and return whether it existed."""
+        """Delete a key, and return whether it existed.
+
+        Args:
+            key: The key.
+            scope: The scope.
+
+        Returns:
+            Whether the key existed.
+        """
 
     @abstractmethod
     async def list_keys(self, scope: Scope = Scope.PROJECT, prefix: str | None = None) -> list[str]:
-        """Return the keys that begin with `prefix`, sorted. None returns all keys."""
+        """Return the keys that begin with `prefix`, sorted. None returns all keys.
+
+        Args:
+            scope: The scope.
+            prefix: How the keys begin. None: any.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryMemoryStore
+            >>> async def main():
+            ...     store = InMemoryMemoryStore()
+            ...     for key in ("trip:2", "trip:1", "city"):
+            ...         await store.set(key, True)
+            ...     return await store.list_keys(prefix="trip:")
+            >>> asyncio.run(main())
+            ['trip:1', 'trip:2']
+        """
 
     @abstractmethod
     async def clear(self, scope: Scope = Scope.PROJECT) -> None:
-        """Delete all keys of a scope."""
+        """Delete all keys of a scope.
+
+        Args:
+            scope: The scope.
+        """
 
     async def change(self, key: str, fn: Callable[[Any | None], Any], scope: Scope = Scope.PROJECT) -> Any:
         """Replace the value of a key by `fn(value)`, and return the new value.
@@ -162,6 +310,19 @@ class MemoryStore(ABC):
             key: The key to change.
             fn: Receives the present value, or None, and returns the new one. It must have no side effects.
             scope: The scope of the key.
+
+        Returns:
+            The new value.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryMemoryStore
+            >>> async def main():
+            ...     store = InMemoryMemoryStore()
+            ...     await store.change("visits", lambda visits: (visits or 0) + 1)
+            ...     return await store.change("visits", lambda visits: (visits or 0) + 1)
+            >>> asyncio.run(main())
+            2
         """
         value = fn(await self.get(key, scope))
         await self.set(key, value, scope)
@@ -176,19 +337,52 @@ class PreferencesStore(ABC):
 
     @abstractmethod
     async def get(self, key: str, scope: Scope = Scope.GLOBAL) -> Any | None:
-        """Return the value of a key, or None if there is none."""
+        """Return the value of a key, or None if there is none.
+
+        Args:
+            key: The key.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def set(self, key: str, value: Any, scope: Scope = Scope.GLOBAL) -> None:
-        """Store a value under a key. An earlier value is replaced."""
+        """Store a value under a key. An earlier value is replaced.
+
+        Args:
+            key: The key.
+            value: The value.
+            scope: The scope.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core.persistence import InMemoryPreferencesStore
+            >>> async def main():
+            ...     store = InMemoryPreferencesStore()
+            ...     await store.set("language", "de")
+            ...     return await store.get_all()
+            >>> asyncio.run(main())
+            {'language': 'de'}
+        """
 
     @abstractmethod
     async def delete(self, key: str, scope: Scope = Scope.GLOBAL) -> bool:
-        """Delete a key, and return whether it existed."""
+        """Delete a key, and return whether it existed.
+
+        Args:
+            key: The key.
+            scope: The scope.
+
+        Returns:
+            Whether the key existed.
+        """
 
     @abstractmethod
     async def get_all(self, scope: Scope = Scope.GLOBAL) -> dict[str, Any]:
-        """Return all values by their keys."""
+        """Return all values by their keys.
+
+        Args:
+            scope: The scope.
+        """
 
     async def close(self) -> None:  # noqa: B027 - many stores have nothing to release
         """Release the connections and files of this store."""

@@ -30,6 +30,10 @@ class TaskStore(ABC):
         """Store a TaskList, and set its `updated_at`.
 
         The built-in stores also accept a Task. They store it in the list of its conversation.
+
+        Args:
+            task_list: The list. The built-in stores also accept a Task.
+            scope: The scope.
         """
 
     @abstractmethod
@@ -37,15 +41,32 @@ class TaskStore(ABC):
         """Return a list with its tasks, or None if there is none.
 
         The built-in stores also accept the id of a task, and return the Task. `get_task` has its type.
+
+        Args:
+            task_list_id: The id of the list.
+            scope: The scope.
         """
 
     @abstractmethod
     async def delete(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        """Delete a list with its tasks, and return whether it existed."""
+        """Delete a list with its tasks, and return whether it existed.
+
+        Args:
+            task_list_id: The id of the list.
+            scope: The scope.
+
+        Returns:
+            Whether the list existed.
+        """
 
     @abstractmethod
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
-        """Return the list of a conversation, or None if there is none."""
+        """Return the list of a conversation, or None if there is none.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
 
     @abstractmethod
     async def update_task(
@@ -58,6 +79,14 @@ class TaskStore(ABC):
         scope: Scope = Scope.PROJECT,
     ) -> None:
         """Change the fields of a task that are not None.
+
+        Args:
+            task_list_id: The id of the list.
+            task_id: The id of the task.
+            state: The new state.
+            name: The new name.
+            description: The new description.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The list or the task does not exist.
@@ -77,6 +106,19 @@ class TaskStore(ABC):
         Raises:
             InvalidArgument: The task or the field does not exist.
             NotSupported: This store needs `task_list_id`, or can change only state, name and description.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Task, TaskList
+            >>> from agent_runtime_core.persistence import InMemoryTaskStore
+            >>> async def main():
+            ...     store, task = InMemoryTaskStore(), Task(name="Read")
+            ...     plan = TaskList(name="plan", tasks=[task])
+            ...     await store.save(plan)
+            ...     await store.update(task.id, priority=5)
+            ...     return (await store.find_task(plan.id, task.id)).priority
+            >>> asyncio.run(main())
+            5
         """
         check_fields(fields)
         if task_list_id is None or not fields.keys() <= _CHANGED_IN_LIST:
@@ -87,12 +129,23 @@ class TaskStore(ABC):
         await self.update_task(task_list_id, task_id, scope=scope, **fields)
 
     async def list_of(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> UUID | None:
-        """Return the id of the list that `get_by_conversation` returns, or None."""
+        """Return the id of the list that `get_by_conversation` returns, or None.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
         found = await self.get_by_conversation(conversation_id, scope)
         return None if found is None else found.id
 
     async def find_task(self, task_list_id: UUID, task_id: UUID, scope: Scope = Scope.PROJECT) -> Task | None:
-        """Return a task of a list, or None if the list does not contain it."""
+        """Return a task of a list, or None if the list does not contain it.
+
+        Args:
+            task_list_id: The id of the list.
+            task_id: The id of the task.
+            scope: The scope.
+        """
         found = await self.get(task_list_id, scope)
         return None if found is None else next((each for each in found.tasks if each.id == task_id), None)
 
@@ -100,6 +153,11 @@ class TaskStore(ABC):
         """Store one task of a list.
 
         A new task is appended to the list. A list that does not exist is created without its other tasks.
+
+        Args:
+            task_list: The list.
+            task: The task.
+            scope: The scope.
         """
         found = await self.get(task_list.id, scope) or dataclasses.replace(task_list, tasks=[])
         indexes = [index for index, each in enumerate(found.tasks) if each.id == task.id]
@@ -124,6 +182,17 @@ class TaskStore(ABC):
 
         Raises:
             NotSupported: This store needs `task_list_id`.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Task, TaskList
+            >>> from agent_runtime_core.persistence import InMemoryTaskStore
+            >>> async def main():
+            ...     store = InMemoryTaskStore()
+            ...     await store.save(TaskList(name="plan", tasks=[Task(name="Read"), Task(name="Pay", priority=5)]))
+            ...     return [task.name for task in await store.ready()]
+            >>> asyncio.run(main())
+            ['Pay', 'Read']
         """
         if task_list_id is None:
             raise self._unsupported("ready() without task_list_id")
@@ -154,6 +223,18 @@ class TaskStore(ABC):
 
         Raises:
             NotSupported: This store has no claims.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import Task, TaskList
+            >>> from agent_runtime_core.persistence import InMemoryTaskStore
+            >>> async def main():
+            ...     store = InMemoryTaskStore()
+            ...     await store.save(TaskList(name="plan", tasks=[Task(name="Read")]))
+            ...     task = await store.claim("worker-1", lease_seconds=60)
+            ...     return task.name, (await store.complete(task)).state.value
+            >>> asyncio.run(main())
+            ('Read', 'complete')
         """
         raise self._unsupported("claim()")
 
@@ -168,6 +249,9 @@ class TaskStore(ABC):
             worker: The name of the worker. Required with an id.
             lease_seconds: Seconds from now until the claim expires.
             scope: The scope of the task.
+
+        Returns:
+            The task as it is stored now.
 
         Raises:
             TaskNotHeld: The worker no longer has this claim.
@@ -188,6 +272,9 @@ class TaskStore(ABC):
             lease_seconds: Also extend the claim to this many seconds from now. None leaves it as it is.
             scope: The scope of the task.
 
+        Returns:
+            The task as it is stored now.
+
         Raises:
             TaskNotHeld: The worker no longer has this claim.
             NotSupported: This store has no claims.
@@ -205,6 +292,9 @@ class TaskStore(ABC):
             worker: The name of the worker. Required with an id.
             data: Replaces the `checkpoint_data` of the task. None leaves it as it is.
             scope: The scope of the task.
+
+        Returns:
+            The task as it is stored now.
 
         Raises:
             TaskNotHeld: The worker no longer has this claim.
@@ -225,6 +315,9 @@ class TaskStore(ABC):
             retry: Make the task ready again. If False, it is cancelled.
             scope: The scope of the task.
 
+        Returns:
+            The task as it is stored now.
+
         Raises:
             TaskNotHeld: The worker no longer has this claim.
             NotSupported: This store has no claims.
@@ -238,6 +331,9 @@ class TaskStore(ABC):
             task: The task that `claim` returned, or its id.
             worker: The name of the worker. Required with an id.
             scope: The scope of the task.
+
+        Returns:
+            The task as it is stored now.
 
         Raises:
             TaskNotHeld: The worker no longer has this claim.

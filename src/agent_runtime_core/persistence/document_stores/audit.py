@@ -32,7 +32,9 @@ class StoredAudit(DocumentBackedStore, AuditStore):
     """
 
     max_age: float | None = None
+    """Seconds after which entries are deleted; None keeps entries of any age."""
     max_entries: int | None = None
+    """How many entries of each kind and scope are kept; None keeps all."""
 
     def __init__(self, *place: Any, **options: Any) -> None:
         super().__init__(*place, **options)
@@ -40,6 +42,10 @@ class StoredAudit(DocumentBackedStore, AuditStore):
 
     def keep_at_most(self, max_age: float | None, max_entries: int | None) -> None:
         """Delete entries that are older than `max_age` seconds, and keep `max_entries` of each kind and scope.
+
+        Args:
+            max_age: Seconds; None keeps entries of any age.
+            max_entries: How many entries; None keeps all.
 
         Raises:
             InvalidArgument: A limit is negative, or is not a number.
@@ -236,6 +242,11 @@ class StoredAudit(DocumentBackedStore, AuditStore):
 
         Each line is an object whose "type" is "event", "error" or "metric". Times are in ISO 8601 with their time
         zone. Ids, and values that JSON lacks, are strings.
+
+        Args:
+            scope: The scope to export.
+            start_time: The earliest time, inclusive.
+            end_time: The latest time, inclusive.
         """
         low, high = _between(start_time, end_time)
         sources = {kind: self.home.table(scope, kind).pages(low=low, high=high) for kind in KINDS}

@@ -306,7 +306,11 @@ class DocumentBackedStore:
         return store
 
     def documents(self, scope: Scope) -> DocumentStore:
-        """Return the document store of a scope."""
+        """Return the document store of a scope.
+
+        Args:
+            scope: The scope.
+        """
         return self.home.documents(scope)
 
     async def close(self) -> None:

@@ -60,6 +60,10 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         since then. A message that was removed from the object is deleted. A message that another writer appended or
         changed is not modified. An object that the application created deletes nothing.
 
+        Args:
+            conversation: The conversation.
+            scope: The scope.
+
         Raises:
             InvalidArgument: The conversation is not valid: an id is not a UUID, or two messages have the same id.
         """
@@ -98,7 +102,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         return None if header is None else await self._whole(header, messages)
 
     async def read_history(self, conversation_id: UUID) -> StoredHistory | None:
-        """Return the messages of a conversation of the project for readers that do not modify them."""
+        """Return the messages of a conversation of the project for readers that do not modify them.
+
+        Args:
+            conversation_id: The id of the conversation.
+        """
         headers, messages = self._tables(None)
         return await self._recent.read(id_text(conversation_id, "conversation"), headers, messages)
 
@@ -114,6 +122,15 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         """Return conversations without their messages, the most recently changed first.
 
         No message is read: `messages` is empty. If you change a listed conversation and save it, its messages stay.
+
+        Args:
+            scope: The scope to read.
+            limit: At most this many conversations. None: all.
+            offset: Skip this many conversations.
+            agent_key: Only the conversations of this agent. None: of all.
+
+        Raises:
+            InvalidArgument: `limit` or `offset` is invalid.
         """
         if offset is None:
             raise must("offset", "be an integer of at least 0", None)
@@ -139,6 +156,13 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
         A message that another writer appends during this commit is moved by a second one. If the process is killed in
         between, a second call moves it. Between two document stores the move is that of the base class.
+
+        Args:
+            other: The other store.
+            conversation_id: The id of the conversation.
+
+        Returns:
+            Whether it was moved, as in the base class.
         """
         old_headers, old_messages = self._tables(None)
         if not isinstance(other, StoredConversations):
@@ -173,6 +197,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None = None
     ) -> None:
         """Append a message, unless the conversation contains one with its id.
+
+        Args:
+            conversation_id: The id of the conversation.
+            message: The message.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The conversation does not exist.

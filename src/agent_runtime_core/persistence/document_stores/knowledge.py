@@ -199,14 +199,25 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return None if found is None else model_of(Fact, found.text)
 
     async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
-        """Return the newest fact with this key that has not expired, or None."""
+        """Return the newest fact with this key that has not expired, or None.
+
+        Args:
+            key: The key of the fact.
+            scope: The scope.
+        """
         found = await self.home.table(scope, "fact").find(stored_key(key, "key"), descending=True, limit=1)
         return model_of(Fact, found[0].text) if found else None
 
     async def list_facts(
         self, scope: Scope | None = None, fact_type: FactType | None = None, limit: int = 100
     ) -> list[Fact]:
-        """Return at most `limit` facts, of one type or of all, the newest first."""
+        """Return at most `limit` facts, of one type or of all, the newest first.
+
+        Args:
+            scope: The scope.
+            fact_type: Only facts of this type. None: of all.
+            limit: At most this many facts.
+        """
         _check_limit(limit)
         wanted_type = None if fact_type is None else choice(FactType, fact_type, "fact_type")
         facts: list[Fact] = []
@@ -217,7 +228,16 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return facts[:limit]
 
     async def search_facts(self, query: str, scope: Scope | None = None, limit: int = 20) -> list[Fact]:
-        """Return at most `limit` facts that contain all words of `query`, the best match first."""
+        """Return at most `limit` facts that contain all words of `query`, the best match first.
+
+        Args:
+            query: The words.
+            scope: The scope to search.
+            limit: At most this many facts.
+
+        Raises:
+            InvalidArgument: `query` is not a string, or `limit` is invalid.
+        """
         _check_limit(limit)
         if not isinstance(query, str):
             raise must("query", "be a string", query)
@@ -253,7 +273,12 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return None if found is None else model_of(Summary, found.text)
 
     async def get_summaries_for_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> list[Summary]:
-        """Return the summaries whose `conversation_id` or `conversation_ids` contain it, the newest first."""
+        """Return the summaries whose `conversation_id` or `conversation_ids` contain it, the newest first.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
         links = self.home.table(scope, "summary_link")
         keys = [each.text for each in await links.find(id_text(conversation_id, "conversation"), descending=True)]
         found = await self.home.table(scope, "summary").many(keys)
@@ -273,6 +298,10 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
     async def save_embedding(self, embedding: Embedding, scope: Scope | None = None) -> None:
         """Store a text with its vector.
+
+        Args:
+            embedding: The text with its vector.
+            scope: The scope.
 
         Raises:
             InvalidArgument: The vector is empty, has only zeros, does not have the length `dimensions`, or has a

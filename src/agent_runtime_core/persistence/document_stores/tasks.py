@@ -194,6 +194,10 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         Of an object that was read from this store, only what the caller changed since then is written. Changes of
         other writers are kept. A list that the application created is written as it is, and deletes no task.
 
+        Args:
+            task_list: The list. The built-in stores also accept a Task.
+            scope: The scope.
+
         Raises:
             InvalidArgument: A field is not valid, or dependencies would form a cycle.
         """
@@ -310,7 +314,12 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return key
 
     async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
-        """Return the list with this id, else the Task with this id, else None. For a task, `get_task` has the type."""
+        """Return the list with this id, else the Task with this id, else None. For a task, `get_task` has the type.
+
+        Args:
+            task_list_id: The id of the list.
+            scope: The scope.
+        """
         collection = self._collection(scope)
         header = await collection.lists.get(id_text(task_list_id, "task list"))
         if header is None:
@@ -319,7 +328,12 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return await self._read_list(collection, header)
 
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
-        """Return the list of a conversation that was saved last, or None."""
+        """Return the list of a conversation that was saved last, or None.
+
+        Args:
+            conversation_id: The id of the conversation.
+            scope: The scope.
+        """
         collection = self._collection(scope)
         header = await self._header_of_conversation(collection, conversation_id)
         return None if header is None else await self._read_list(collection, header)
@@ -340,7 +354,12 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return task_list
 
     async def get_task(self, task_id: UUID, scope: Scope | None = None) -> Task | None:
-        """Return a task of any list, or None if there is none."""
+        """Return a task of any list, or None if there is none.
+
+        Args:
+            task_id: The id of the task.
+            scope: The scope.
+        """
         collection = self._collection(scope)
         found = await collection.tasks.get(id_text(task_id, "task"))
         return None if found is None else collection.task_of(found.text)
@@ -356,6 +375,13 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         """Delete a list with its tasks, and return whether it existed.
 
         A task of another list that depends on one of them is blocked.
+
+        Args:
+            task_list_id: The id of the list.
+            scope: The scope.
+
+        Returns:
+            Whether the list existed.
         """
         return await self._collection(scope).delete(id_text(task_list_id, "task list"))
 
@@ -363,6 +389,12 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         self, task_id: UUID, *, scope: Scope | None = None, task_list_id: UUID | None = None, **fields: Any
     ) -> None:
         """Change fields of a task.
+
+        Args:
+            task_id: The task to change.
+            scope: The scope of the task.
+            task_list_id: The list of the task. The store finds the task without it.
+            **fields: New values by the names of the fields of `Task`, except `id`.
 
         Raises:
             InvalidArgument: The task or the field does not exist, or the task is not in the list `task_list_id`.

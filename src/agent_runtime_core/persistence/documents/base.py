@@ -102,12 +102,19 @@ class Query(NamedTuple):
         """Return those of `documents`, all of this space and kind, that the query finds, in its order.
 
         For a store without indexes.
+
+        Args:
+            documents: All documents of this space and kind.
         """
         found = sorted(filter(self.admits, documents), key=lambda each: (each.rank, each.key), reverse=self.descending)
         return found[self.offset :][: self.limit]
 
     def admits(self, document: Document) -> bool:
-        """Return whether a document has not expired, and has the group, the prefix and a rank of the query."""
+        """Return whether a document has not expired, and has the group, the prefix and a rank of the query.
+
+        Args:
+            document: The document.
+        """
         return (
             (document.expires is None or document.expires > self.now)
             and (self.group is None or document.group == self.group)
@@ -231,10 +238,21 @@ class DocumentStore(Backend):
 
     @abstractmethod
     async def read(self, what: str, *args: Any) -> Any:
-        """Execute the read `what` with its arguments, and return its result."""
+        """Execute the read `what` with its arguments, and return its result.
+
+        Args:
+            what: The name of the read.
+            *args: Its arguments.
+
+        Returns:
+            Its result.
+        """
 
     async def write(self, *ops: Op) -> list[Any]:
         """Commit `ops` under the claim of the run that calls this, if a run does.
+
+        Args:
+            *ops: The operations.
 
         Returns:
             The result of each operation.
@@ -246,7 +264,11 @@ class DocumentStore(Backend):
         return await (self.commits.commit(None, ops) if claim is None else claim.commit(self.commits, ops))
 
     async def drop(self, space: str) -> None:
-        """Delete all documents of a space, without a claim."""
+        """Delete all documents of a space, without a claim.
+
+        Args:
+            space: The space.
+        """
         await self.commits.commit(None, [Op("documents.drop", (space, self.clock.wall()))])
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
@@ -254,6 +276,12 @@ class DocumentStore(Backend):
 
         The last word also matches words that begin with it. Documents with the most matching words come first, then
         the newest. Here all documents of the kind that have words are read. A backend may use a full-text index.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            words: The words to search for.
+            limit: At most this many documents. None: all.
         """
         now = self.clock.wall()
         keys = best(words_of(words), await self.read("words", space, kind, now), limit)
@@ -270,6 +298,16 @@ class Collection:
         space: The space.
         kind: The kind.
         ttl: Seconds after its last write that a document is kept. None: it does not expire.
+
+    Examples:
+        >>> import asyncio
+        >>> from agent_runtime_core.persistence import Collection, Entry, InMemoryMemoryStore, Scope
+        >>> async def main():
+        ...     notes = Collection(InMemoryMemoryStore().documents(Scope.PROJECT), "project", "note")
+        ...     await notes.write(notes.put(Entry("n-1", "Buy milk")))
+        ...     return (await notes.get("n-1")).text
+        >>> asyncio.run(main())
+        'Buy milk'
     """
 
     documents: DocumentStore
@@ -298,33 +336,77 @@ class Collection:
     # -- operations, for `write`
 
     def put(self, entry: Entry, expect: int | None = None) -> Op:
-        """Store a document. `expect` is the version to replace, 0 for none, or None for any."""
+        """Store a document. `expect` is the version to replace, 0 for none, or None for any.
+
+        Args:
+            entry: The document to store.
+            expect: The version to replace, 0 for none, or None for any.
+
+        Returns:
+            The operation, for `write`.
+        """
         now = self._now()
         return Op("documents.put", (self.space, self.kind, self._entry(entry, now), expect, now))
 
     def add(self, entry: Entry) -> Op:
-        """Store a document, unless its key exists."""
+        """Store a document, unless its key exists.
+
+        Args:
+            entry: The document to store.
+
+        Returns:
+            The operation, for `write`.
+        """
         now = self._now()
         return Op("documents.add", (self.space, self.kind, self._entry(entry, now), now))
 
     def touch(self, key: str, rank: float) -> Op:
-        """Raise the rank of a document to at least `rank`, and extend its lifetime."""
+        """Raise the rank of a document to at least `rank`, and extend its lifetime.
+
+        Args:
+            key: The key of the document.
+            rank: The rank that it gets at least.
+
+        Returns:
+            The operation, for `write`.
+        """
         now = self._now()
         storable(key, "key", self.kind)
         _number(rank, "rank", key)
         return Op("documents.touch", (self.space, self.kind, key, rank, self._end(now), now))
 
     def delete(self, key: str) -> Op:
-        """Delete a document."""
+        """Delete a document.
+
+        Args:
+            key: The key of the document.
+
+        Returns:
+            The operation, for `write`.
+        """
         storable(key, "key", self.kind)
         return Op("documents.delete", (self.space, self.kind, key, self._now()))
 
     def clear(self, group: str | None = None) -> Op:
-        """Delete all documents of a group. None: of the kind."""
+        """Delete all documents of a group. None: of the kind.
+
+        Args:
+            group: The group. None: all documents of the kind.
+
+        Returns:
+            The operation, for `write`.
+        """
         return Op("documents.clear", (self.space, self.kind, group, self._now()))
 
     async def write(self, *ops: Op) -> list[Any]:
-        """Commit operations of collections of the same store, all or nothing. Return the result of each operation."""
+        """Commit operations of collections of the same store, all or nothing. Return the result of each operation.
+
+        Args:
+            *ops: The operations.
+
+        Returns:
+            The result of each operation.
+        """
         return await self.documents.write(*ops)
 
     # -- reads
@@ -348,12 +430,20 @@ class Collection:
             raise
 
     async def get(self, key: str) -> Document | None:
-        """Return a document, or None if there is none."""
+        """Return a document, or None if there is none.
+
+        Args:
+            key: The key of the document.
+        """
         found = await self.many([key])
         return found[0] if found else None
 
     async def many(self, keys: Sequence[str]) -> list[Document]:
-        """Return the existing documents with these keys, in their order."""
+        """Return the existing documents with these keys, in their order.
+
+        Args:
+            keys: The keys.
+        """
         for key in keys:
             storable(key, "key", self.kind)
         if not keys:
@@ -394,6 +484,13 @@ class Collection:
 
         Each document is yielded once, also if other writers change the collection. For that a page begins at the rank
         at which the previous one ended; an offset would change its meaning with each write.
+
+        Args:
+            group: Only documents of this group. None: of all.
+            low: The smallest rank, inclusive.
+            high: The greatest rank, exclusive.
+            descending: Yield the documents in descending order.
+            size: About how many documents a page has.
         """
         last_keys: set[str] = set()  # keys with the last rank that were already yielded
         while True:
@@ -411,6 +508,13 @@ class Collection:
         """Return at most `limit` documents that contain all `words`, the best match first.
 
         If `words` contains no word, nothing is found.
+
+        Args:
+            words: The words to search for.
+            limit: At most this many documents. None: all.
+
+        Raises:
+            NotSupported: A payload codec encodes the documents, so their words are not stored.
         """
         payloads = self.documents.payloads
         if payloads is not None and not payloads.searchable:

@@ -18,35 +18,82 @@ class DocumentTransaction(ABC):
     """
 
     def sweep(self, now: float) -> None:  # noqa: B027 - some backends sweep at another time
-        """Delete a few expired documents."""
+        """Delete a few expired documents.
+
+        Args:
+            now: The current time, in seconds since the epoch.
+        """
 
     @abstractmethod
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
-        """Return a document, or None if it does not exist or has expired."""
+        """Return a document, or None if it does not exist or has expired.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            key: The key of the document.
+            now: The current time, in seconds since the epoch.
+        """
 
     @abstractmethod
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
-        """Return whether this write stored the present document."""
+        """Return whether this write stored the present document.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            entry: The document to store, with the mark of its write.
+        """
 
     @abstractmethod
     def next_rank(self, space: str, kind: str, group: str) -> float:
-        """Return the rank for a document that is appended to a group."""
+        """Return the rank for a document that is appended to a group.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            group: The group.
+        """
 
     @abstractmethod
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
-        """Write a document after a call of `get` for its key. With `entry` None it keeps its words and its mark."""
+        """Write a document after a call of `get` for its key. With `entry` None it keeps its words and its mark.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            document: The document.
+            entry: Has its words and its mark. None keeps the stored ones.
+        """
 
     @abstractmethod
     def remove(self, space: str, kind: str, key: str) -> None:
-        """Remove a document."""
+        """Remove a document.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            key: The key of the document.
+        """
 
     @abstractmethod
     def live_keys(self, space: str, kind: str, group: str | None, now: float) -> list[str]:
-        """Return the keys of the documents of a group, or of all groups, that have not expired."""
+        """Return the keys of the documents of a group, or of all groups, that have not expired.
+
+        Args:
+            space: The space.
+            kind: The kind.
+            group: The group. None: all groups.
+            now: The current time, in seconds since the epoch.
+        """
 
     @abstractmethod
     def drop(self, space: str) -> None:
-        """Remove all documents of a space. New ranks begin at 1 again."""
+        """Remove all documents of a space. New ranks begin at 1 again.
+
+        Args:
+            space: The space.
+        """
 
 
 def put(
