@@ -302,8 +302,10 @@ async def test_a_closed_or_read_only_runner_changes_no_schedule(runner: AgentRun
 async def test_two_puts_at_the_same_time(runner: AgentRunner, clock: VirtualClock, tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db", clock) as other:
         for _ in range(5):
-            puts = [each.schedules.put("daily", "report", every=every) for each, every in
-                    ((runner, 100), (other, 200), (runner, 300), (other, 400))]  # fmt: skip
+            puts = [
+                each.schedules.put("daily", "report", every=every)
+                for each, every in ((runner, 100), (other, 200), (runner, 300), (other, 400))
+            ]
             found = await asyncio.gather(*puts)
             [stored] = await runner.schedules.list()
             assert stored.every in {each.every for each in found}
