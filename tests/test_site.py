@@ -55,7 +55,7 @@ def test_the_support_matrix_has_the_ranges_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     extras = project.partition("[project.optional-dependencies]")[2].partition("\ndocs = [")[0]
     ranges = re.findall(r'"([\w-]+>=[^"]+)"', extras)
-    assert len(ranges) == 18
+    assert len(ranges) == 19
     assert [each for each in ranges if f"`{each}`" not in support] == []
     pythons = re.findall(r"Python :: (3\.\d+)", project)
     assert f"| Python | {', '.join(pythons)} |" in support

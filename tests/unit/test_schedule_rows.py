@@ -302,8 +302,10 @@ async def test_a_closed_or_read_only_runner_changes_no_schedule(runner: AgentRun
 async def test_two_puts_at_the_same_time(runner: AgentRunner, clock: VirtualClock, tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db", clock) as other:
         for _ in range(5):
-            puts = [each.schedules.put("daily", "report", every=every) for each, every in
-                    ((runner, 100), (other, 200), (runner, 300), (other, 400))]  # fmt: skip
+            puts = [
+                each.schedules.put("daily", "report", every=every)
+                for each, every in ((runner, 100), (other, 200), (runner, 300), (other, 400))
+            ]
             found = await asyncio.gather(*puts)
             [stored] = await runner.schedules.list()
             assert stored.every in {each.every for each in found}
@@ -334,11 +336,27 @@ async def test_a_clock_that_is_set_back_repeats_no_tick(
     await worked(runner)
     clock.set_wall(clock.wall() - 250)
     await worked(runner)
+    await runner.schedules.pause("daily")
+    await runner.schedules.resume("daily")
+    await worked(runner)
     clock.advance(250)
     await worked(runner)
     clock.advance(100)
     await worked(runner)
     assert report.times == [START + 300, START + 400]
+
+
+async def test_runs_that_wait_for_a_worker_delay_no_tick(
+    runner: AgentRunner, report: Report, clock: VirtualClock
+) -> None:
+    await runner.schedules.put("daily", "report", every=100)
+    for _ in range(5):
+        await runner.submit("report", priority=5, metadata={"scheduled_at": "2027-01-01T00:00:00+00:00"})
+    clock.advance(100)
+    assert await runner.run_once()
+    found = await runner.schedules.get("daily")
+    assert found is not None
+    assert found.last_tick == dt.datetime.fromtimestamp(START + 100, dt.UTC)
 
 
 async def test_ticks_of_an_agent_that_no_worker_has(runner: AgentRunner, report: Report, clock: VirtualClock) -> None:
@@ -446,3 +464,21 @@ async def test_a_name_that_another_schedule_begins_with(runner: AgentRunner) -> 
     assert await runner.schedules.delete("a")
     assert [each.id for each in await runner.schedules.list()] == ["a b/é"]
     assert not await runner.schedules.delete("a")
+
+
+async def test_a_schedule_that_is_encrypted_and_redacted_is_stored_once(
+    report: Report, clock: VirtualClock, tmp_path: Path
+) -> None:
+    def hidden(kind: str, value: Any) -> Any:
+        return {**value, "input": {"text": "…"}} if kind == "input" and "input" in value else value
+
+    try:
+        configure(redact=hidden, redact_stored=True, payload_codec=OLD)
+        async with opened(tmp_path / "runs.db", clock, report) as runner:
+            puts = [await runner.schedules.put("daily", "report", {"text": "secret"}, every=100) for _ in range(2)]
+            assert puts[0] == puts[1]
+            assert (await runner.schedules.pause("daily")).paused
+            assert not (await runner.schedules.resume("daily")).paused
+            assert puts[0].input == {"text": "…"}
+    finally:
+        reset_config()

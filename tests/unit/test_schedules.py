@@ -218,8 +218,9 @@ async def test_pause_and_resume(runner: AgentRunner, report: Report, clock: Virt
 
 
 async def test_start_and_end(runner: AgentRunner, report: Report, clock: VirtualClock) -> None:
-    await runner.schedules.put("daily", "report", every=100, start=START + 150, end=START + 360, catch_up="all",
-                               overlap="queue")  # fmt: skip
+    await runner.schedules.put(
+        "daily", "report", every=100, start=START + 150, end=START + 360, catch_up="all", overlap="queue"
+    )
     clock.advance(5000)
     await worked(runner)
     assert report.times == [START + 150, START + 250, START + 350]
@@ -354,7 +355,7 @@ async def test_a_worker_refuses_a_wrong_declaration(
         ({"every": 5, "id": "a:b"}, "must contain no colon"),
         ({"every": 5, "id": ""}, "schedule id must be"),
     ],
-)  # fmt: skip
+)
 async def test_bad_input_is_refused_when_it_is_put(options: dict[str, Any], message: str) -> None:
     async with AgentRunner.open("memory://", registry=Registry()) as runner:
         with pytest.raises(InvalidArgument, match=message):

@@ -252,9 +252,8 @@ async def list_schedules(asked: Asked) -> Answer:
     runner, caller, query = asked.runner, asked.caller, asked.query
     bound = {"tenant": caller.tenant, "list": "schedules"}
     start = 0 if query["cursor"] is None else queries.position_in(query["cursor"], bound, int)[0]
-    read = partial(_schedules, asked)
-    rows, following = await visible_page(runner.queue, caller, "read", query["limit"], _MOST_RUNS, start, read,
-                                         query["limit"])  # fmt: skip
+    read, limit = partial(_schedules, asked), query["limit"]
+    rows, following = await visible_page(runner.queue, caller, "read", limit, _MOST_RUNS, start, read, limit)
     items = await schedule_items(runner, rows)
     return _page(items, None if following is None else queries.cursor_of([following], bound))
 

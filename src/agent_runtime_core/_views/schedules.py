@@ -24,9 +24,10 @@ def schedule_view(schedule: Schedule) -> dict[str, Any]:
     """Return the fields of a schedule. Times have the offset of its time zone."""
     found = {each.name: getattr(schedule, each.name) for each in fields(schedule)}
     return {name: value.isoformat() if isinstance(value, _dt.datetime) else value for name, value in found.items()} | {
-        "metadata": plain_of(schedule.metadata), "input": plain_of(schedule.input),
+        "metadata": plain_of(schedule.metadata),
+        "input": plain_of(schedule.input),
         "last_run_id": schedule.last_run_id and str(schedule.last_run_id),
-    }  # fmt: skip
+    }
 
 
 async def schedule_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:

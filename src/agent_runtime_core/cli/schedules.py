@@ -42,8 +42,8 @@ async def show(args: Namespace) -> int:
     async with existing_store(args, reads=True) as runner:
         row = await _required(runner, args)
         found = await schedule_detail(runner, row)
-        runs = [{"run_id": each.run_id, "run_key": each.run_key, "status": each.status}
-                for each in await last_runs(runner, row)]  # fmt: skip
+        rows = await last_runs(runner, row)
+        runs = [{"run_id": each.run_id, "run_key": each.run_key, "status": each.status} for each in rows]
     if args.json:
         print_json({**found, "runs": runs})
         return 0

@@ -367,7 +367,7 @@ class AgentRunner(RunClient):
         self._lifespans: Lifespans = Lifespans(lambda: max(self.config.grace_seconds, SHUTDOWN_SECONDS))
         self._services_cache: dict[bool, Services] = {}  # the latest, by whether a run is inline
         self._warned_agents: set[str] = set()
-        self.schedules = Schedules(self.queue, self.new_run, self._require_writable)
+        self.schedules: Schedules = Schedules(self.queue, self.new_run, self._require_writable)
         self._worker: Worker = Worker(
             self.queue,
             self.config,

@@ -32,7 +32,17 @@ from .._engines.base import Guard, Op
 from .._engines.outages import OUTAGE
 from ..errors import AgentRuntimeError, IdempotencyConflict, LeaseLost, UnknownRun, brief
 from ..queue.base import RunQueue
-from ..queue.records import LIVE, SCHEDULE, SCHEDULE_REASON, RowChanged, RunFilter, RunRow, RunUpdate, unreadable
+from ..queue.records import (
+    LIVE,
+    SCHEDULE,
+    SCHEDULE_REASON,
+    RowChanged,
+    RunFilter,
+    RunRow,
+    RunUpdate,
+    same_input,
+    unreadable,
+)
 from ..registry import key_of
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "start": None, "end": None, "paused": False, "metadata": None, "priority": 0,
 }  # fmt: skip
 _CRON: Final = "a schedule with cron="
+_FIRST: Final = 2**31 - 1  # priority of the rows: runs that wait for a worker delay no tick
 _PAGE: Final = 500  # rows that are read together
 _CHANGE: Final = 3 * 3600  # seconds, more than a clock is ever changed by for summer time
 _RETRY_SECONDS: Final = 5.0  # after an error in a tick, such as a missing package
@@ -460,16 +471,19 @@ class Schedules:
             spec = None if live is None else _spec(live)
             now = self._queue.clock.wall()
             new = change(spec)
-            state = _State(now) if live is None else _State.read(live.reason)._replace(decided=now)
-            row = self._queue.new_row(None, SCHEDULE, new, new["metadata"], tenant=tenant or None).with_values(
+            state = _State(now)
+            if live is not None:
+                before = _State.read(live.reason)
+                state = before._replace(decided=max(before.decided, now))  # the clock may have been set back
+            row = self._queue.new_row(None, SCHEDULE, new, new["metadata"], _FIRST, tenant=tenant or None).with_values(
                 run_id=run_id, run_key=key, status="waiting", due_at=_due(new, state), reason=state.text()
             )
-            if live is not None and (new == spec or row.digest == live.digest):  # redaction may have changed the spec
+            if live is not None and same_input(row, live):
                 return Schedule.of(live)
             ops: Sequence[Op] = () if old is None else _deletion(old)
             with contextlib.suppress(RowChanged):
                 found = (await self._queue.commits.commit(None, [*ops, Op("queue.insert", (row,))]))[-1]
-                if found.digest == row.digest:
+                if same_input(row, found):  # else another process has stored the schedule since
                     return Schedule.of(found)
 
     def _run(self, spec: Mapping[str, Any], tenant: str, tick: float) -> RunRow:

@@ -10,8 +10,9 @@ from uuid import UUID
 
 from ..._core.codec.json import encode
 from ..._core.ids import new_ulid
+from ..._engines.base import Op
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
-from ...queue.records import QueuedRun, RowChanged, RunFilter
+from ...queue.records import LIVE, QueuedRun, RowChanged, RunFilter, RunRow
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, drain, names, opened, settle
 
@@ -378,3 +379,32 @@ async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None
             else:
                 raise AssertionError(f"enqueue of {agent} with {input_} under {run_id or key} was not rejected")
         same(len(await drain(queue)), 1, "the number of runs")
+
+
+@CASES
+async def a_waiting_row_is_replaced_in_one_commit(make: Make) -> None:
+    """Schedules are such rows."""
+    async with opened(make) as (queue, clock):
+        at = clock.wall()
+
+        def waiting(seconds: float) -> RunRow:
+            row = queue.new_row(UUID(int=7), "a", {"seconds": seconds})
+            return row.with_values(status="waiting", due_at=at + seconds, reason="schedule")
+
+        first, second = await queue.insert(waiting(100)), waiting(150)
+        same(await queue.next_due(), at + 100, "next_due with a waiting row")
+        same(await queue.claim_rows("w"), [], "a claim before the row is due")
+        clock.advance(100)
+        [claimed] = await queue.claim_rows("w")
+        end = Op("queue.end", (first.run_id, LIVE, "cancelled", clock.wall(), ""))
+        delete = Op("queue.delete", (first.run_id, 1, first.arrival))
+        stored: RunRow = (await queue.commits.commit(None, [end, delete, Op("queue.insert", (second,))]))[-1]
+        same((stored.input, stored.due_at), (second.input, at + 150), "the row that replaced the claimed one")
+        same(stored.arrival > first.arrival, True, "whether its arrival is later")
+        with refused(LeaseLost, "an update by the claim on the old row"):
+            await settle(queue, claimed, "succeeded")
+        with refused(RowChanged, "a second replacement of the old row"):
+            await queue.commits.commit(None, [end, delete, Op("queue.insert", (waiting(1),))])
+        same(await queue.row(first.run_id), stored, "the row afterwards")
+        clock.advance(50)
+        same([row.input for row in await queue.claim_rows("w")], [second.input], "the claim of the new row")
