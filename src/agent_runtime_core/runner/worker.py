@@ -184,6 +184,7 @@ class Worker:
         self._leave_lifespans = leave_lifespans
         self._fire = fire
         self._firing: set[asyncio.Task[Any]] = set()
+        self._busy: asyncio.Task[Any] | None = None  # ends when a worker without a free slot looks for schedules
         self.slots: ConcurrencySlots = ConcurrencySlots(queue.clock, self._wake_for_free_slot)
         self._executions: dict[asyncio.Task[Any], RunExecution] = {}
         #: Tasks that did not stop on shutdown, referred to until they end. Their runs were released.
@@ -295,23 +296,20 @@ class Worker:
         return task
 
     def _start_all(self, rows: list[RunRow]) -> None:
-        for row in self._without_schedules(rows):
-            _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
-
-    def _without_schedules(self, rows: list[RunRow]) -> list[RunRow]:
-        """Fire the ticks of the schedules among claimed rows, and return the other rows."""
         for row in rows:
             if row.agent == SCHEDULE:
                 self._firing.add(task := start_helper(self._fire(row)))
                 task.add_done_callback(self._firing.discard)
-        return [row for row in rows if row.agent != SCHEDULE]
+            else:
+                _ = self._start(row) if self._suspects.may_start(row) else self._release_unstarted(row)
 
     async def _start_claimed(self, rows: list[RunRow]) -> None:
         """Start the runs that may start, after the others were released.
 
         If the process crashes, that counts as a crash of every run it has claimed.
         """
-        rows = self._without_schedules(rows)
+        self._start_all([row for row in rows if row.agent == SCHEDULE])
+        rows = [row for row in rows if row.agent != SCHEDULE]
         startable = self._suspects.startable(rows)
         starting = {row.run_id for row in startable}
         releases = [self._release_unstarted(row) for row in rows if row.run_id not in starting]
@@ -436,6 +434,8 @@ class Worker:
             raise
 
     async def _finish(self) -> None:
+        if self._busy is not None:
+            self._busy.cancel()
         self._process.slots = 0  # a heartbeat during the grace shows that nothing is claimed any more
         await self.stop_claiming()
         await self.drain()
@@ -480,6 +480,12 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Wait until a run may be claimable: for a notification, a free slot, a due run, or the next poll."""
+        if self.slots.free <= 0:  # only schedules can be claimed before a slot is free
+            if self._busy is None or self._busy.done():  # not a timer for each run that ends
+                self._busy = start_helper(self.queue.clock.sleep_for(poll_interval))
+                self._busy.add_done_callback(lambda busy: None if busy.cancelled() else wake.set())
+            await wake.wait()
+            return
         # In a task of its own, so that runs which were just claimed start before the store is read.
         timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
@@ -492,9 +498,6 @@ class Worker:
 
     async def _until_due(self, poll_interval: float) -> None:
         clock, seconds = self.queue.clock, min(poll_interval, max(self._process.seconds_left(), 0.001))
-        if self.slots.free <= 0:  # only schedules can be claimed before a slot is free
-            await clock.sleep_for(seconds)
-            return
         if self._suspects.is_careful():
             seconds = min(seconds, ISOLATION_TIMEOUT)
         if self._claims_due:  # after a failed claim, due runs would make the loop retry without a pause
