@@ -37,7 +37,9 @@ async def each_tick_fires_once(url: str, kills: int, pause: float) -> None:
         await runner.schedules.put("tick", "note", every=1, catch_up="all", overlap="queue")
         with ExitStack() as stack:
             workers = [stack.enter_context(worker(url)) for _ in range(WORKERS)]
-            while (await stored(runner)).last_tick is None:  # the workers start
+            for _ in range(1200):  # the workers start
+                if (await stored(runner)).last_tick is not None:
+                    break
                 await asyncio.sleep(0.05)
             for _ in range(kills):
                 await asyncio.sleep(chance.uniform(0, pause))
