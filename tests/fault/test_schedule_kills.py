@@ -16,6 +16,7 @@ import pytest
 
 from agent_runtime_core import AgentRunner
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import Schedule
 from tests.support.backends import SERVERS
 from tests.support.processes import Command
 
@@ -36,6 +37,10 @@ async def each_tick_fires_once(url: str, kills: int, pause: float) -> None:
         await runner.schedules.put("tick", "note", every=1, catch_up="all", overlap="queue")
         with ExitStack() as stack:
             workers = [stack.enter_context(worker(url)) for _ in range(WORKERS)]
+            for _ in range(1200):  # the workers start
+                if (await stored(runner)).last_tick is not None:
+                    break
+                await asyncio.sleep(0.05)
             for _ in range(kills):
                 await asyncio.sleep(chance.uniform(0, pause))
                 number = chance.randrange(WORKERS)
@@ -47,8 +52,7 @@ async def each_tick_fires_once(url: str, kills: int, pause: float) -> None:
                 if all(run.status.value == "succeeded" for run in runs):
                     break
                 await asyncio.sleep(0.05)
-        schedule = await runner.schedules.get("tick")
-    assert schedule is not None
+        schedule = await stored(runner)
     assert schedule.last_tick is not None
     ticks = sorted(run.metadata["scheduled_at"] for run in runs)
     assert {run.status.value for run in runs} == {"succeeded"}
@@ -56,6 +60,12 @@ async def each_tick_fires_once(url: str, kills: int, pause: float) -> None:
     first, last = (int(datetime.fromisoformat(ticks[each]).timestamp()) for each in (0, -1))
     assert len(ticks) == last - first + 1, "no second is missing"
     assert last == int(schedule.last_tick.timestamp())
+
+
+async def stored(runner: AgentRunner) -> Schedule:
+    found = await runner.schedules.get("tick")
+    assert found is not None
+    return found
 
 
 def worker(url: str) -> Command:
