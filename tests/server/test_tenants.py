@@ -125,6 +125,9 @@ async def _owned(app: FastAPI, runner: AgentRunner, owner: str | None) -> Named:
             for path in ("runs", "approvals")
         }
         turns = [each["run_id"] for each in runs if each["agent"] == "turn"]
+        schedule = {"agent": "returns", "input": given, "every": 86_400, "paused": True}
+        stored = await client.put(f"{API}/schedules/nightly", json=schedule, params=of)
+        assert stored.status_code == 200, stored.text
     keys = tuple(each["key"] for each in runs if each["key"])
     return Named(tuple(each["run_id"] for each in runs), keys, turns[0], timeline[0]["step_id"], pages)
 
@@ -184,6 +187,7 @@ def _lists(named: Named) -> dict[tuple[str, str], list[dict[str, Any]]]:
             {"params": {"state": ["failed", "waiting", "retrying", "in_doubt"]}}, {"params": {"limit": 200}},
             {"params": {"since": 1}}, {"params": {"cursor": named.cursors["runs"], "limit": 1}},
         ],
+        ("GET", "/schedules"): [{}],
         ("GET", "/approvals"): [{}, {"params": {"agent": "asks"}}, {"params": {"cursor": named.cursors["approvals"]}}],
         ("GET", "/queue"): [{}],
         ("GET", "/workers"): [{}],
@@ -200,8 +204,9 @@ def _lists(named: Named) -> dict[tuple[str, str], list[dict[str, Any]]]:
     }  # fmt: skip
 
 
-#: Operations that store runs, which have their own tests below.
-STORING = {("POST", "/runs"), ("POST", "/turns")}
+#: Operations that store runs or schedules, which have their own tests below, and in `test_schedules.py`.
+STORING = {("POST", "/runs"), ("POST", "/turns"), ("PUT", "/schedules/{id}")}
+OF_A_SCHEDULE = [("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/run")]
 
 
 def _operations(app: FastAPI) -> set[tuple[str, str]]:
@@ -214,6 +219,7 @@ def _operations(app: FastAPI) -> set[tuple[str, str]]:
 
 def test_each_operation_is_called_with_the_names_of_others(app: FastAPI) -> None:
     called = {(method, f"/runs/{{id}}{end}") for method, end in OF_A_RUN} | {("GET", "/turns/{id}")}
+    called |= {(method, f"/schedules/{{id}}{end}") for method, end in OF_A_SCHEDULE}
     called |= _lists(Named(("x",), (), "", "", {"runs": "", "approvals": ""})).keys() | STORING
     assert _operations(app) == called
 
@@ -241,6 +247,11 @@ async def test_a_run_of_others_is_unknown(app: FastAPI, runner: AgentRunner, tmp
                     for name in (*named.ids, named.ids[0].upper(), *named.keys, "turn-1"):
                         hidden = await ben.request(method, API + path.replace("%s", quote(name, safe="")), **request)
                         assert _same(hidden) == _same(unknown), (method, path, name)
+        for method, end in OF_A_SCHEDULE:
+            unknown = await ben.request(method, f"{API}/schedules/other{end}")
+            assert unknown.status_code == 404, (method, end, unknown.text)
+            hidden = await ben.request(method, f"{API}/schedules/nightly{end}")
+            assert str(_same(hidden)).replace("nightly", "other") == str(_same(unknown)), (method, end)
         assert _stored(tmp_path / "runs.db") == before
 
 
