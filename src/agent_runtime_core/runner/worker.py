@@ -228,14 +228,15 @@ class Worker:
         if self._blocking_claims is not None and not self._executions and not self._stopping:
             options = {"blocking": self._blocking_claims, "wait_seconds": self._poll + EXTRA_WAIT}
         keys = self._registry().keys()
-        return await self._claim_of([*keys, SCHEDULE] if keys else keys, count, **options)
+        rows = await self._claim_of([*keys, SCHEDULE] if keys else keys, count, **options)
+        self._suspects.claimed([row for row in rows if row.agent != SCHEDULE])
+        return rows
 
     async def _claim_of(self, keys: Sequence[str], count: int, **options: Any) -> list[RunRow]:
         config = self.config
         rows: list[RunRow] = await self.queue.claim_rows(
             config.worker_id, config.lease_ttl_seconds, agent_keys=keys, limit=count, **options
         )
-        self._suspects.claimed([row for row in rows if row.agent != SCHEDULE])
         return rows
 
     async def _claim_overdue(self) -> RunRow | None:
