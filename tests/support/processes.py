@@ -192,8 +192,8 @@ def image(db: Path) -> sqlite3.Connection:
 
 #: The records of one run in `arc_journal`.
 OF_RUN = (
-    "id >> 32 = coalesce((SELECT number FROM arc_journal_numbers WHERE run_id = ?1),"
-    " (SELECT n + (1 << 30) FROM arc_runs WHERE run_id = ?1))"
+    "id >> 32 = (SELECT coalesce((SELECT number FROM arc_journal_numbers j WHERE j.run_id = r.id),"
+    " (SELECT n + (1 << 30) FROM arc_runs a WHERE a.run_id = r.id)) FROM (SELECT ? AS id) r)"
 )
 
 

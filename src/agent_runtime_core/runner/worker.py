@@ -193,6 +193,7 @@ class Worker:
         self._suspects = CrashSuspects(queue.clock, lambda: self.slots.busy, lambda: self.config.max_crashes)
         self._stopping = False
         self._looked = -MAINTENANCE_INTERVAL  # when the loop last claimed, which checks leases and timers too
+        self._ticked = self._looked  # when the loop last claimed schedules alone
         self._reported = -UNREADABLE_INTERVAL  # when a run that cannot be decoded was last reported
         self._hurry = False  # release active runs without waiting for the grace
         self._claims_due = False  # the last claim succeeded, and so made due runs ready
@@ -453,16 +454,26 @@ class Worker:
         free = self._suspects.claimable(min(self.slots.free, MAX_CLAIM))
         self._claims_due = False
         if free <= 0:
-            if self.queue.clock.boot() - self._looked >= self._poll:
-                _ = await self._claim_for(0)
+            if self.slots.free <= 0 and self.queue.clock.boot() - max(self._looked, self._ticked) >= self._poll:
+                await self._claim_schedules()
             return False
         with self.slots.reserve(free):
             return await self._claim_for(free)
 
+    async def _claim_schedules(self) -> None:
+        """Claim schedules, which need no slot."""
+        self._ticked = self.queue.clock.boot()
+        try:
+            self._start_all(await self._claim_of([SCHEDULE], MOST_AT_ONCE))
+        except OUTAGE as error:
+            self._outage.noticed(error)
+        except AgentRuntimeError as error:
+            log.warning("claiming schedules failed: %s; retrying", error)
+
     async def _claim_for(self, free: int) -> bool:
         self._looked = self.queue.clock.boot()
-        try:  # schedules need no slot
-            rows = await self._claim(free) if free else await self._claim_of([SCHEDULE], MOST_AT_ONCE)
+        try:
+            rows = await self._claim(free)
         except OUTAGE as error:
             self._outage.noticed(error)
             return False
