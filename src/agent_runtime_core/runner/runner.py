@@ -843,7 +843,8 @@ class AgentRunner(RunClient):
         try:
             await self._worker.loop(poll_interval, concurrency, handle_signals)
         finally:
-            putting.cancel()
+            with contextlib.suppress(RuntimeError):  # an abandoned event loop is closed
+                putting.cancel()
 
     def stop(self) -> None:
         """Stop `run_loop`: claim nothing new and let active runs finish. Thread-safe.
