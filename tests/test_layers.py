@@ -203,7 +203,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9195,
-    "runner": 7875,
+    "runner": 7878,
     "_execution": 6046,
     "persistence": 5901,
     "llm": 3946,

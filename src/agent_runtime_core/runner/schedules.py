@@ -267,7 +267,7 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
     try:
         ZoneInfo(spec["timezone"])
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
-        fix = "Names are those of the IANA database; on Windows, install tzdata"
+        fix = "Use a name of the IANA database; on Windows, install tzdata"
         raise must("timezone", "be the name of a time zone, such as 'Europe/Berlin'", spec["timezone"], fix) from None
     times = {name: checked_time(name, spec[name]) for name in ("start", "end")}
     if times["start"] is not None and times["end"] is not None and times["end"] < times["start"]:
@@ -330,7 +330,7 @@ class Schedules:
             every: Instead of `cron`: seconds between two runs, at least 1, counted from `start` or else from 1970.
             timezone: The time zone of `cron`.
             catch_up: Of the ticks that passed while no worker ran, "last" fires the last one, "all" fires the last 100,
-                and "none" fires those of the last minute.
+                and "none" fires the ticks of the last minute.
             overlap: While the run of the tick before is live, "skip" starts no run, "queue" starts the run after that
                 run, and "cancel_previous" cancels that run.
             jitter: Delays each tick by a part of so many seconds, which is fixed for the schedule and the tick.
@@ -448,6 +448,9 @@ class Schedules:
                     break
                 except OUTAGE:
                     await self._queue.clock.sleep(1.0)
+                except AgentRuntimeError as error:  # nobody waits for this, and the other schedules must be stored
+                    log.error("schedule %s of agent %r was not stored: %s", brief(id), key_of(agent), error)
+                    break
 
     # -- rows
 
