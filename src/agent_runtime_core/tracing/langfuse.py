@@ -86,7 +86,7 @@ class LangfuseTraceSink(TraceSink):
         )  # fmt: skip
         self._client = client
         self._environment = environment or os.environ.get("LANGFUSE_TRACING_ENVIRONMENT")
-        self.content = get_config().langfuse_content if content is None else content
+        self.content: bool = get_config().langfuse_content if content is None else content
         self._clock = clock
         self._builder = SpanBuilder()
         self._sender = SpanSender(_processor(f"{public}:{secret}", self._host), needed_by="LangfuseTraceSink")
