@@ -131,7 +131,7 @@ ROWS: dict[str, list[str]] = {
         "run_writer step",
         "loop_messages result_codec step_failure usage",
         "claim_writer journal_view run_control sync_context",
-        "step_keys",
+        "pools step_keys",
         "step_journal",
         "checkpoint_writer effects mailbox",
         "parking step_runner",
@@ -140,7 +140,7 @@ ROWS: dict[str, list[str]] = {
         "recorded_calls",
     ],
     "runner": [
-        "backends backpressure conversation_history run_watcher schedules settings signals",
+        "backends backpressure conversation_history pools run_watcher schedules settings signals",
         "approvals completion_hooks forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",

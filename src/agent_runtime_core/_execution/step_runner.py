@@ -261,6 +261,8 @@ async def _run_tries(
                 scope.ended = True
                 if scope.charged is not None:
                     work.info = with_charged(work.info, scope.charged)
+                if journal.pools is not None:
+                    await journal.pools.settle(work.name, work.key, scope.charged)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except BaseException as raised:  # noqa: BLE001 - _record_failure raises it, unless it is tried again
@@ -464,6 +466,8 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         scope.ended = True
         if scope.charged is not None:
             info["charged"] = stored_charges(scope.charged)
+        if journal.pools is not None:
+            await journal.pools.settle(work.name, work.key, scope.charged)
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is None and isinstance(cause, OUTAGE) and journal.writer.has_journal:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from .._core.clock import SYSTEM
 from .._core.log import log
+from .._execution.context import Context
 from .._execution.step import NEVER_RETRIED
 from .._execution.step_journal import RunJournal
 from ..errors import LimitExceeded, StepExecutionError
@@ -80,6 +81,8 @@ async def model_step(
     ctx.check_limits()
 
     async def called() -> T:
+        if isinstance(ctx, Context):
+            await ctx.admit()
         clock, traced = getattr(ctx, "clock", SYSTEM), getattr(ctx, "traced", False)
         started = clock.wall() if traced else 0.0
         answer = await call()

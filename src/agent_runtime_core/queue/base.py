@@ -134,6 +134,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
+    #: Whether its transitions define `shared`, and it has `read("shared", ...)`.
+    keeps_shared: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
@@ -171,6 +173,7 @@ class RunQueue(Backend):
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
                 "processes" (): a list of the ProcessRows, if `keeps_processes`.
+                "shared" (prefix): a dict of the shared states whose names begin so, if `keeps_shared`.
             args: Its arguments.
 
         Returns:

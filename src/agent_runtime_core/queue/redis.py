@@ -214,6 +214,7 @@ class RedisQueue(RedisBackend, RunQueue):
     # A process cannot see that a process on another machine has ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
+    keeps_shared = True
     mail_count = "queue.mail_count"
 
     def lease_now(self) -> float:
