@@ -35,6 +35,7 @@ from agent_runtime_core.state import get_state_store
 from agent_runtime_core.steps import StepExecutor
 from agent_runtime_core.testing import VirtualClock
 from tests.support.cases import for_each
+from tests.support.command_line import Commands
 from tests.support.runs import Hurried, Rig, Script, until
 
 PRICES = {"m": {"input": 1.0, "output": 1000.0}}  # USD per million tokens: an answer of 100 tokens costs 0.1 USD
@@ -517,3 +518,20 @@ async def test_servers_measure_periods_by_their_clock(kind: str, request: pytest
         late = Op("queue.spend", (["acme"], "r/none", (1, 1, 1), 4e9))  # a wall clock far in the future
         await runner.queue.commits.commit(None, [late])
         assert {each.name: each.spent["usd"] for each in await runner.pools()} == {"acme": 0.1, "sliding": 0.1}
+
+
+def test_the_command_lists_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, pools = tmp_path / "runs.db", limits(SpendPool("of {tenant}", usd=1), SpendPool("all", tokens=5000, per=3600))
+
+    async def spend() -> None:
+        async with AgentRunner.open(path, config=RunnerConfig(limits=pools)) as runner:
+            await runner.execute(Script(ask(Client())), "r", tenant="ada")
+
+    asyncio.run(spend())
+    commands = Commands(capsys, str(path))
+    code, shown, _ = commands("pools")
+    assert (code, shown.split()[:4]) == (0, ["NAME", "TENANT", "PER", "SPENT"])
+    for text in ("usd 0.1000, tokens 100, requests 1", "usd 0.9000", "3600 s", "tokens 4,900", "of ada"):
+        assert text in shown
+    [own] = commands.json("pools", "--tenant", "ada")
+    assert (own["name"], own["left"], own["reserved"]["usd"]) == ("of ada", {"usd": 0.9}, 0)

@@ -336,6 +336,10 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
+    _command(
+        commands, "pools", ".runs:pools", "list the pools of runs with what is spent, reserved and left",
+        "pools --url agents.db", [_with_tenant([store], "only the pools of this tenant")],
+    )  # fmt: skip
     one = _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [run],
