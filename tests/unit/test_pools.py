@@ -330,7 +330,7 @@ async def test_charged_usage_counts_without_a_reservation_and_once(place: Path |
 
         async def framework(ctx: Any) -> Any:
             async def call() -> int:
-                await ctx.admit()
+                await ctx.pools.admit(ctx.budget.strictest.pools)  # as the integrations do
                 ctx.charge(model="m", output_tokens=100)
                 return 1
 

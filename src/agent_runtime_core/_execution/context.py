@@ -347,16 +347,6 @@ class Context:
         """
         charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls), trace)
 
-    async def admit(self) -> None:
-        """Wait until the pools of the run have room for a model call that this library does not make.
-
-        Raises:
-            LimitExceeded: A pool without room fails calls.
-            Postponed: The call is inside a step, and the pool has no room for long.
-        """
-        if pools := self.budget.strictest.pools:
-            await self.pools.admit(pools)
-
     def check_limits(self) -> None:
         """Raise if a limit of the run is reached, so that no further model call may begin.
 

@@ -353,7 +353,7 @@ class JournalView:
         self.wait_deadlines: dict[Identity, tuple[float | None, float]] = {}
         self.reservations: dict[Identity, dict[str, Any]] = {}
         self.lost_reservations: dict[Identity, dict[str, Any]] = {}
-        self.pools: set[str] = set()
+        self.pools: tuple[str, ...] = ()
         self.resets: dict[str, int] = {}
         self.states: ListStates = ListStates(run_id)
         self.end_record: Record | None = None
@@ -521,7 +521,7 @@ class JournalView:
         if record.info is not None and '"reserve"' in record.info:
             info = json.loads(record.info)
             self.reservations[identity] = info.get("reserve") or {}
-            self.pools.update(info.get(POOLS_FIELD, ()))
+            self.pools += tuple(info.get(POOLS_FIELD, ()))
         if record.state is not None:
             self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
         if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):

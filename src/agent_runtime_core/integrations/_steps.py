@@ -81,8 +81,8 @@ async def model_step(
     ctx.check_limits()
 
     async def called() -> T:
-        if isinstance(ctx, Context):
-            await ctx.admit()
+        if isinstance(ctx, Context) and (pools := ctx.budget.strictest.pools):
+            await ctx.pools.admit(pools)
         clock, traced = getattr(ctx, "clock", SYSTEM), getattr(ctx, "traced", False)
         started = clock.wall() if traced else 0.0
         answer = await call()

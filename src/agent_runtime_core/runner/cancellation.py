@@ -297,7 +297,7 @@ class AbandonedRuns:
             ops.append(queue.ended_op(row, row.parent_id, encode_result(end.result)))
         with contextlib.suppress(*UNREADABLE):  # else the reservations of its calls end with their period
             if pools := JournalView(row.run_id, await backends.state.records(row.run_id), queue.clock.wall).pools:
-                ops.append(Op("queue.give_back", (sorted(pools), f"{row.run_id}/", now)))
+                ops.append(Op("queue.give_back", (sorted({*pools}), f"{row.run_id}/", now)))
         if backends.together:
             ops += _end_operations(backends, end, now)
         try:

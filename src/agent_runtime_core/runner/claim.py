@@ -355,7 +355,8 @@ class HeldClaim(LeasedRun):
         update = self.run_update(name, crashes_in_row=row.crashes_in_row, reason=reason, cursor=cursor)
         has_relatives = row.parent_id is not None or status is RunStatus.CANCELLED
         ops = await self._notify_relatives(name, text) if has_relatives else []
-        ops += writer.given_back()
+        if writer.reservations:
+            ops += writer.given_back()
         events = [] if self._hook is None else await self._completion_operations(self._hook, result)
         records = [writer.merge_begin_and_end(record)]
         self.leaving = True
