@@ -516,8 +516,10 @@ async def test_a_tenant_sees_only_its_own_pools_and_names_none(app: FastAPI, run
         await runner.queue.commits.commit(None, [Op("queue.reserve", (f"{name}/1", [want], now, False))])
     async with client_of(app, "admin") as admin:
         assert [each["name"] for each in (await admin.get(f"{API}/pools")).json()["items"]] == [
-            "all", "of anna", "of ben",
-        ]  # fmt: skip
+            "all",
+            "of anna",
+            "of ben",
+        ]
     async with client_of(app, "ben") as ben:
         [own] = (await ben.get(f"{API}/pools")).json()["items"]
         assert (own["name"], own["tenant"], own["per"], own["left"]) == ("of ben", "ben", "day", {"usd": 3.0})

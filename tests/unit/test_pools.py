@@ -275,8 +275,10 @@ async def test_pools_of_runner_agent_and_run_count_together(place: Path | None) 
         assert await rig.runner.run_once()
         assert (await rig.runner.get_run("r")).status == "succeeded"
         assert {each.name: each.spent["tokens"] for each in await rig.runner.pools()} == {
-            "agent": 100, "run": 100, "runner": 100,
-        }  # fmt: skip
+            "agent": 100,
+            "run": 100,
+            "runner": 100,
+        }
 
 
 async def test_a_pool_of_each_tenant(place: Path | None) -> None:
@@ -506,8 +508,9 @@ async def test_separate_engines_count_once(engines: str, tmp_path: Path) -> None
         assert (found.spent["usd"], found.spent["requests"], found.reserved["usd"]) == (0.1, 1, 0)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.redis),
-                                  pytest.param("postgres", marks=pytest.mark.postgres)])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", [pytest.param("redis", marks=pytest.mark.redis), pytest.param("postgres", marks=pytest.mark.postgres)]
+)
 async def test_servers_measure_periods_by_their_clock(kind: str, request: pytest.FixtureRequest) -> None:
     """The clock of this process does not decide when a day ends."""
     async with AgentRunner.open(

@@ -83,9 +83,8 @@ class RecordedClient(LLMClient):
             return await self._within_budget(key, counted, reserve, pools)
 
     async def _within_budget(
-        self, key: str, call: Callable[[int], Awaitable[Any]], reserve: dict[str, Any] | None,
-        pools: Sequence[str] = (),
-    ) -> LLMResponse:  # fmt: skip
+        self, key: str, call: Callable[[int], Awaitable[Any]], reserve: dict[str, Any] | None, pools: Sequence[str] = ()
+    ) -> LLMResponse:
         async with self.budget.concurrent(reserve):
             answer = _response(await self._steps.run("model", key, call, reserve=reserve, pools=pools))
             self.budget.used(answer.usage, answer.cost_usd)

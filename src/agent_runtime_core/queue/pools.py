@@ -87,7 +87,7 @@ class Pool:
         tenant: The tenant whose pool it is, or "".
         ends: When the calendar period ends; 0 for a sliding one.
         limits: What it allowed at the last reservation.
-        open: The open reservations: when each was made, and its amounts.
+        reservations: The open reservations: when each was made, and its amounts.
     """
 
     def __init__(self, text: str | None, per: str | float | None, now: float) -> None:
@@ -98,7 +98,7 @@ class Pool:
             stored = {}  # what another period has counted says nothing about this one
         self.tenant: str = stored.get("tenant", "")
         self.limits: Amounts = tuple(stored.get("limits", (-1, -1, -1)))
-        self.open: dict[str, tuple[float, Amounts]] = {
+        self.reservations: dict[str, tuple[float, Amounts]] = {
             id: (at, (a, b, c)) for id, at, a, b, c in stored.get("open", ())
         }
         self.ends: float = 0.0
@@ -123,12 +123,12 @@ class Pool:
         """Drop what has ended."""
         cells = self._windows[0].cells
         if cells and (behind := cells[-1][1] - self.now) > self._windows[0].per:  # the clock went back
-            self.open = {id: (at - behind, amounts) for id, (at, amounts) in self.open.items()}
+            self.reservations = {id: (at - behind, amounts) for id, (at, amounts) in self.reservations.items()}
         for window in self._windows:
             window.total(self.now)
-        for id, (at, _) in [*self.open.items()]:
+        for id, (at, _) in [*self.reservations.items()]:
             if self._cell(at) is None:
-                del self.open[id]
+                del self.reservations[id]
             elif at < self.now - HELD:
                 self.close(id, NOTHING)
 
@@ -145,7 +145,7 @@ class Pool:
     @property
     def reserved(self) -> Amounts:
         """What is reserved for calls that have not ended."""
-        usd, tokens, calls = (sum(amounts[unit] for _, amounts in self.open.values()) for unit in range(3))
+        usd, tokens, calls = (sum(amounts[unit] for _, amounts in self.reservations.values()) for unit in range(3))
         return usd, tokens, calls
 
     def refusal(self, want: PoolLimit) -> Refusal | None:
@@ -176,7 +176,7 @@ class Pool:
         """
         for unit, window in enumerate(self._windows):
             at = window.add(want.amounts[unit], self.now)
-        self.open[id] = (at, want.amounts)
+        self.reservations[id] = (at, want.amounts)
 
     def close(self, id: str, amounts: Amounts) -> None:
         """Close a reservation, if it is open.
@@ -185,9 +185,9 @@ class Pool:
             id: Identifies the call.
             amounts: What the call has used.
         """
-        if id not in self.open:
+        if id not in self.reservations:
             return
-        at, reserved = self.open.pop(id)
+        at, reserved = self.reservations.pop(id)
         cell = self._cell(at)
         assert cell is not None
         for unit, window in enumerate(self._windows):
@@ -198,9 +198,9 @@ class Pool:
         """Return the state as it is stored; None for a pool that counts nothing."""
         rows = zip(*(window.cells for window in self._windows), strict=True)
         cells = [[first, last, usd, tokens, calls] for (first, last, usd), (_, _, tokens), (_, _, calls) in rows]
-        if not self.open and not any(any(cell[2:]) for cell in cells):
+        if not self.reservations and not any(any(cell[2:]) for cell in cells):
             return None
-        opened = [[id, at, *amounts] for id, (at, amounts) in sorted(self.open.items())]
+        opened = [[id, at, *amounts] for id, (at, amounts) in sorted(self.reservations.items())]
         return json.dumps(
             {
                 "per": self.per, "tenant": self.tenant, "ends": self.ends, "limits": self.limits, "cells": cells,

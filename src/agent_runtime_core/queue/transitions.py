@@ -870,7 +870,7 @@ class RunTransitions(ABC):
             text = self.shared(PREFIX + name)
             if text is not None:
                 pool = Pool(text, None, now)
-                for id in [*filter(is_wanted, pool.open)]:
+                for id in [*filter(is_wanted, pool.reservations)]:
                     pool.close(id, amounts)
                 self.save_shared(PREFIX + name, pool.text())
 
