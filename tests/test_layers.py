@@ -193,6 +193,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
+        "consent help",
         "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
         "worker",
         "completion main serve",
