@@ -78,7 +78,7 @@ def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
 
 
 def configured_client() -> LLMClient:
-    """Return the client of `get_llm_client()`; the same one until the configuration or the environment changes.
+    """Return the client of `get_llm_client()`. A change of the configuration or the environment replaces it.
 
     The client is shared, so callers must not close it.
     """
