@@ -60,7 +60,7 @@ class MockLLMClient(LLMClient):
         default_response: The text of every response after the last of `responses`.
 
     Raises:
-        InvalidArgument: A response has another type.
+        InvalidArgument: A response is of another type.
 
     Examples:
         >>> import asyncio
