@@ -177,8 +177,8 @@ class ToolCallingAgent(AgentRuntime):
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages to send, out of all messages.
 
-        If a tool call and its results are separated, the loop removes both. If the model did not see the results
-        yet, the loop sends both.
+        If a tool call and its results are separated, the loop removes both. If the model did not see the results yet,
+        the loop sends both.
 
         Args:
             messages: All messages of the loop.

@@ -243,8 +243,7 @@ def _storable(value: Any, has_type: bool) -> Any:
     """Return the result of a tool as JSON.
 
     The SDK validates a result whose tool declares an output type, and accepts its JSON. It makes a string of any other
-    value
-    that is not JSON, so that is stored.
+    value that is not JSON, so that is stored.
     """
     if isinstance(value, BaseModel) and type(value).__module__ == "agents.tool":  # text, image, file
         return value.model_dump(mode="json")

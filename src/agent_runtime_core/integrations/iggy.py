@@ -225,8 +225,8 @@ class IggyTurns:
     """Starts the turns that other programs publish on the topic `agent.turns` of Apache Iggy.
 
     A message is the JSON of an envelope, or of a turn such as `{"text": "…", "turn_id": "…"}`. The same `turn_id` is
-    one turn; a message without it is one turn by its place. A message that is no turn is reported on `agent.audit`.
-    The offsets are kept in the store of the runner, after the turns of a read are stored.
+    one turn; a message without it is one turn by its place. A message that is no turn is reported on `agent.audit`. The
+    offsets are kept in the store of the runner, after the turns of a read are stored.
 
     Args:
         manager: Starts the turns.

@@ -127,7 +127,7 @@ def _call(ctx: RunContext, call_id: str, first: int) -> _Call:
 
 
 async def _resumed(ctx: RunContext, graph: Any, config: RunnableConfig) -> Command[Any] | None:
-    """Return the input with which a graph resumes; None to continue. A graph that is finished then returns its output."""
+    """Return the input with which a graph resumes; None to continue. A finished graph then returns its output."""
     journal = getattr(ctx, "journal", None)  # a MockRunContext has no journal
     if journal is not None:
         journal.recall_tasks()

@@ -106,8 +106,7 @@ def create_mcp_server(
         app = server.streamable_http_app()  # an ASGI app with the path /mcp
 
     The server knows no users: each client can read, answer and cancel each run whose id it knows. Protect the app as
-    the
-    SDK describes.
+    the SDK describes.
 
     Args:
         runner: The runner of the runs. The server does not close it.

@@ -1,9 +1,8 @@
 """JSON schemas in the forms that providers accept: pure functions that leave their argument unchanged.
 
 Providers reject a request if a schema in it contains keywords that they do not know. Such keywords are left out here,
-and
-their meaning is added to the description, so that the model still knows it. The caller of the model checks arguments
-and answers against the full schema.
+and their meaning is added to the description, so that the model still knows it. The caller of the model checks
+arguments and answers against the full schema.
 
 The schemas of tools and of types of answers do not depend on a provider. Only `tools/structured_output.py` puts a value
 that is not an object into an object, because it takes the value out again.

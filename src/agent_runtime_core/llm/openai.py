@@ -59,8 +59,8 @@ class OpenAIClient(ChatClient):
             rejects it, and not to servers that are known to reject it.
         schema_in_prompt: Whether to describe `response_format` in a system text instead of sending it. By default it
             is described after the server rejected it; False raises that error.
-        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others go to the SDK's client,
-            such as `http_client`, a transport for tests and proxies.
+        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others go to the SDK's client, such
+            as `http_client`, a transport for tests and proxies.
 
     Raises:
         OpenAIConfigurationError: There is no API key.

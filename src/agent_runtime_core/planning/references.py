@@ -61,9 +61,8 @@ def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
 
     Raises:
         InvalidArgument: There is no result of a step, no such field in its result, or the results are larger than
-            MAX_BYTES
-            in all. The total is checked before a result is copied: a short text may name a large result a thousand
-            times.
+            MAX_BYTES in all. The total is checked before a result is copied: a short text may name a large result a
+            thousand times.
 
     Examples:
         >>> from agent_runtime_core.planning import resolve

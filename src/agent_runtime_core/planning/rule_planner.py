@@ -113,8 +113,7 @@ def read_arithmetic(text: str, last: int | None, *, apart: bool = True) -> dict[
         text: One request.
         last: The step with the last result of the calculator, which "the result" names.
         apart: Whether more than a comma or "and" separates the request from the request before. If not, a plus or a
-            minus
-            at its start is the sign of a number: "add 5 and minus 3".
+            minus at its start is the sign of a number: "add 5 and minus 3".
     """
     words = _words(text)
     if not words:

@@ -336,10 +336,9 @@ class StepExecutor:
         A completed step does not run again, in this process or after a crash: its saved result is returned.
 
         If any step declares `depends_on`, the list is a DAG. A step starts when all the steps that it names are
-        completed,
-        and steps run concurrently, so `state` is read-only. If a step fails after its last retry, only the steps that
-        depend on it do not run. When all others have finished, the error of the first failed step of the list is
-        raised.
+        completed, and steps run concurrently, so `state` is read-only. If a step fails after its last retry, only the
+        steps that depend on it do not run. When all others have finished, the error of the first failed step of the
+        list is raised.
 
         Args:
             steps: The steps. Each name occurs once.

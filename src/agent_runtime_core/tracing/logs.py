@@ -24,8 +24,7 @@ class JsonFormatter(logging.Formatter):
     `step_id`, `attempt` and `trace_id`, and `exception` for a record with a traceback. `turn_id` is the conversation
     turn of the run. `step` is the name of the step in which the record was logged, and `step_id` its id. `attempt` is
     the attempt of that step, and between steps the attempt of the run. Fields without a value are left out. What your
-    code
-    logs inside a run gets the fields too. Passwords in URLs are replaced by `***`.
+    code logs inside a run gets the fields too. Passwords in URLs are replaced by `***`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

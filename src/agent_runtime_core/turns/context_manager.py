@@ -72,8 +72,8 @@ class Remembered(Generic[T]):
 class ContextManager:
     """Reads and writes turns, and reads histories and preferences, in the stores of a PersistenceManager.
 
-    A failed read is attempted three times, with growing delays. Then the last known value is returned, marked as
-    stale. Without a known value, the error is raised.
+    A failed read is attempted three times, with growing delays. Then the last known value is returned, marked as stale.
+    Without a known value, the error is raised.
 
     Args:
         persistence: Returns the stores; called for each access.

@@ -358,8 +358,8 @@ PAYLOADS: dict[str, type[Payload]] = {
 class EventEnvelope:
     """An event of a topic. Events of the same `tenant` with the same `event_id` are published once.
 
-    `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it.
-    `offset` is the position in the topic, None for an event that was not read from a topic.
+    `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it. `offset`
+    is the position in the topic, None for an event that was not read from a topic.
 
     Attributes:
         topic: The topic of the event.

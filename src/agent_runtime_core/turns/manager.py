@@ -322,8 +322,8 @@ class TurnManager:
     async def vacuum(self, older_than: float) -> int:
         """Delete old events of all topics and free their space. `runner.vacuum` deletes the runs of turns.
 
-        Keep events longer than a turn may last. A resumed turn publishes again what it published before, and a
-        deleted event can no longer be recognized as a duplicate.
+        Keep events longer than a turn may last. A resumed turn publishes again what it published before, and a deleted
+        event can no longer be recognized as a duplicate.
 
         Args:
             older_than: Seconds.

@@ -123,7 +123,7 @@ class PersonalityInstance:
 
     @property
     def digest(self) -> str:
-        """A SHA-256 of the content without the version, in hex. Equal content yields an equal digest in all processes."""
+        """A SHA-256 of the content without the version, in hex. All processes compute the same digest for it."""
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "version"}
         # Options that earlier versions of the library did not have count only if they are set.
         content["sampling"] = {

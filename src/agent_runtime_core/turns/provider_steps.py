@@ -135,8 +135,8 @@ async def _requested(
 class _Waiting:
     """Waits for the answer to one request.
 
-    The deadline decides only after everything that is stored was read. So an answer counts that came while no
-    worker had the turn, and nothing is executed here while a stored answer exists.
+    The deadline decides only after everything that is stored was read. So an answer counts that came while no worker
+    had the turn, and nothing is executed here while a stored answer exists.
     """
 
     def __init__(

@@ -129,9 +129,9 @@ class KnowledgeStore(ABC):
     async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
         """Return at most `limit` facts that contain all words of `query`, the best match first.
 
-        A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored.
-        The last word of `query` also matches words that begin with it. The built-in stores use the full-text index
-        of their backend if there is one. Here the newest 10,000 facts are read.
+        A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored. The
+        last word of `query` also matches words that begin with it. The built-in stores use the full-text index of their
+        backend if there is one. Here the newest 10,000 facts are read.
 
         Args:
             query: The words.

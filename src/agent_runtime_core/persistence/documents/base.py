@@ -530,8 +530,7 @@ class Collection:
         Args:
             key: The key of the document.
             fn: Receives the stored document, or None, and returns the new document. If it returns None, nothing
-                changes. It
-                is called again after a conflict, so it must not cause side effects.
+                changes. It is called again after a conflict, so it must not cause side effects.
             *also: Operations for the same commit.
 
         Returns:

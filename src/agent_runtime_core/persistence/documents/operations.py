@@ -141,8 +141,7 @@ def rewrite(
     """Replace a text by the same text in another encoding, and return whether the old text is stored.
 
     The document keeps everything else, including its version, so that no writer has a conflict. Without `keeps_words`
-    the
-    words for the search are deleted.
+    the words for the search are deleted.
     """
     stored = tx.get(space, kind, key, now)
     if stored is None or stored.text != old:
