@@ -216,6 +216,7 @@ class ContextManager:
 
     async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
         """Return all preferences, or the preferences of a user: keys with the prefix `<user_id>/`, without it.
+
         Args:
             user_id: The user. None returns all preferences.
         """
