@@ -729,7 +729,7 @@ _STORAGE, _OTHER, _DEFERRED, _OUTAGE, _CANCELLED = range(_REFUSED + 1, _REFUSED 
 
 
 def _rank(error: BaseException) -> tuple[int, float]:
-    """Return the precedence of an error, and its order among errors of equal precedence; the least value decides."""
+    """Return the precedence of an error, and its order within equal precedence; the least value decides."""
     for precedence, kinds in enumerate(_PRECEDENCE):
         if isinstance(error, kinds):
             return precedence, 0.0

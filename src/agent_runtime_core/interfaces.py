@@ -269,7 +269,7 @@ class RunContext(Protocol):
 
     @property
     def scheduled_at(self) -> datetime | None:
-        """The time that a run of a schedule stands for, in UTC; None for other runs."""
+        """The time of the schedule's tick that started the run, in UTC; None for other runs."""
 
     @property
     def tool_registry(self) -> ToolRegistry:
@@ -481,7 +481,7 @@ class RunContext(Protocol):
         Args:
             name: The name of the signal.
             timeout: Seconds to wait, or None for no limit.
-            key: Identifies the wait among others of the same name.
+            key: Distinguishes the wait from other waits of the same name.
 
         Returns:
             The payload.
@@ -521,7 +521,7 @@ class RunContext(Protocol):
             details: What the person needs to know, as JSON.
             schema: A JSON Schema that the answer must match.
             timeout: Seconds to wait, or None for no limit.
-            key: Identifies the wait among others of the same name.
+            key: Distinguishes the wait from other waits of the same name.
 
         Returns:
             The answer, which matches `schema`.
@@ -535,7 +535,7 @@ class RunContext(Protocol):
 
         Args:
             timeout: Seconds to wait for a first message, or None for no limit. 0 only looks.
-            key: Identifies the call among others.
+            key: Distinguishes the call from other calls.
         """
 
     async def call(
@@ -547,7 +547,7 @@ class RunContext(Protocol):
         Args:
             agent: An agent, or the key of a registered agent.
             input: The input of the child run.
-            key: Identifies the child among others of the same agent.
+            key: Distinguishes the child from other children of the same agent.
             params: Merged into the "params" of the input.
 
         Returns:

@@ -100,7 +100,7 @@ def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
 
 
 def scheduled_at(metadata: Mapping[str, Any]) -> _dt.datetime | None:
-    """Return the time that the run of a schedule stands for, from its metadata."""
+    """Return the time of the schedule's tick that started the run, from its metadata."""
     found = metadata.get("scheduled_at")
     return _dt.datetime.fromisoformat(found) if isinstance(found, str) else None
 

@@ -129,7 +129,7 @@ class Duration:
         self.monotonic_end: float = monotonic_end
 
     def left(self) -> float:
-        """Return the seconds that are left of it; at most 0 once it is over."""
+        """Return the seconds that are left of it; at most 0 once it ended."""
         return min(self.until - self._clock.wall(), self.monotonic_end - self._clock.monotonic())
 
 

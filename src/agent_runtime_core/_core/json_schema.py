@@ -116,7 +116,7 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
-    """Yield each mismatch between `value` and `schema`, with its path. The path "" stands for the arguments of a call.
+    """Yield each mismatch between `value` and `schema`, with its path. The path "" means the arguments of a call.
 
     Args:
         value: The value.

@@ -260,7 +260,7 @@ class TaskOwner(Protocol):
         """Whether the run is driven here while waits are open."""
 
     def may_release_slot(self) -> bool:
-        """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits is over."""
+        """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits ended."""
 
     def waiting_tasks(self) -> Collection[AnyTask]:
         """Return the tasks that are inside a wait of the run."""

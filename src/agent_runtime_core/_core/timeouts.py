@@ -17,7 +17,7 @@ from .run_tasks import frames_of, is_waiting_code
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
-_when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task is over
+_when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task ends
 _threads: dict[asyncio.Task[Any], Callable[[], int | None]] = {}  # the thread that a task waits for
 
 #: Waits for a task, at most so many seconds; it may return earlier.

@@ -677,7 +677,7 @@ class WriteBuffer:
         self.add(later)
 
     def withdraw(self, record: Record) -> bool:
-        """Remove a buffered record, because another record stands for it too. Returns whether it was still there."""
+        """Remove a buffered record, because another record replaces it. Returns whether it was still there."""
         ops = self.ops
         for index in range(len(ops) - 1, -1, -1):
             op = ops[index]

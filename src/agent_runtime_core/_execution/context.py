@@ -102,7 +102,7 @@ def charge(ctx: ChargedContext, model: str, charged: dict[str, Any], trace: Mapp
 
     Raises:
         LimitExceeded: A limit of the run is exceeded now. What was charged stays counted.
-        InvalidArgument: The calling code is in no step, or its step is over.
+        InvalidArgument: The calling code is in no step, or its step ended.
     """
     scope, loop = ctx.journal.keys.scope(), ctx.control.loop
     if loop is None or not loop.is_running() or _on(loop):

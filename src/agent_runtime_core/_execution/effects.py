@@ -63,7 +63,7 @@ class Guarded(Protocol):
 
 
 class TimeLimitPassed(TimeoutError):
-    """The time limit of a guarded step is over, so its outcome is unknown; the text names the limit."""
+    """The time limit of a guarded step was reached, so its outcome is unknown; the text names the limit."""
 
 
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:

@@ -175,7 +175,7 @@ class Stop(Enum):
     TIME_LIMIT = "time limit"
     #: The attempt recorded nothing for `stall_timeout_seconds`.
     STALLED = "stalled"
-    #: The deadline of the run is over.
+    #: The deadline of the run was reached.
     DEADLINE = "deadline"
     #: The run was cancelled.
     CANCEL = "cancel"
@@ -220,8 +220,8 @@ class RunControl:
     cancelled: bool = False  # it is `CANCEL`
     lost: bool = False  # it is `LOST`: another worker claimed the run, or it is finished
     parked: bool = False
-    closed: bool = False  # the claim is over
-    refuses: bool = False  # the attempt is stopped, or the claim is over: calls of the context must ask `refuse`
+    closed: bool = False  # the claim ended
+    refuses: bool = False  # the attempt is stopped, or the claim ended: calls of the context must ask `refuse`
     release_requested: bool = False  # a drain or `close` does not wait any longer
     #: Why the attempt was stopped when its code ended; unset while the code runs. The code ends before the loop knows.
     stopped_before_end: tuple[Stop | None] | None = None
@@ -337,7 +337,7 @@ class RunControl:
         self.stopped, self.refuses, self.is_of_other_code = None, self.closed, None
 
     def close(self) -> None:
-        """Refuse all later calls of the context, because the claim is over."""
+        """Refuse all later calls of the context, because the claim ended."""
         self.closed = self.refuses = True
 
     def resume_after_outage(self, now: float) -> None:
@@ -361,7 +361,7 @@ class RunControl:
             await self.refuse()
 
     async def refuse(self, step: str | None = None) -> None:
-        """Raise the stop of the attempt, or what `refusal` returns once the claim is over.
+        """Raise the stop of the attempt, or what `refusal` returns once the claim ended.
 
         Returns in the agent's `cancel` hook, which may use the context. Once the run is parked, this never returns, so
         the calling code writes nothing.

@@ -279,7 +279,7 @@ class FrameworkTask(NamedTuple):
     The calls inside the task are counted separately, because a resumed run does not repeat the tasks before it.
 
     Attributes:
-        key: Identifies the task among the tasks of the run. It is the same after a resume.
+        key: Identifies the task in the run. It is the same after a resume.
         attempt: An object that differs in each attempt of the task.
         place: Where the task is in the code. It is the same in the forks of the run, and tasks may share it.
     """

@@ -509,7 +509,7 @@ class StepJournal(Generic[W_co]):
 
         Args:
             records: The ends, the newest last.
-            deferred: Ends among them that waited for a checkpoint.
+            deferred: Ends in `records` that waited for a checkpoint.
             outer: The step around them, or None.
             lazy: Write them with the next record, without waiting for the commit.
 

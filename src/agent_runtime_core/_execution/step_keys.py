@@ -63,7 +63,7 @@ class OpenCall:
         of: The scope of the call, the name of the step, and the digest of the arguments.
         key: The key of the step.
         position: The position of the step.
-        task: The task of the call; None once the call is over.
+        task: The task of the call; None once the call ended.
         cancelling: How many cancellations of the task were requested before the call.
         around: The call is of a step around a guarded step, and was noted when the guarded step began.
         errors: What this call and the earlier calls with this key raised, as `describe_call` returns it.
@@ -79,7 +79,7 @@ class OpenCall:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the call is over, or a cancellation of it was requested."""
+        """Whether the call ended, or a cancellation of it was requested."""
         if self.task is None:
             return True
         ended = self.around and self.task.done()  # an attempt of the step, after which the step may go on

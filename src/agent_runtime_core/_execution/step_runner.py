@@ -129,7 +129,7 @@ def run_step(
     Raises:
         StepExecutionError: The last attempt failed.
         StepInDoubt: The outcome of an earlier attempt is unknown and the policy is "fail", or the time limit of a
-            guarded step is over.
+            guarded step was reached.
         EffectAlreadyDone: Another run of the lineage did the step, and the policy does not repeat it.
     """
     if journal.writer.closed_error is not None:

@@ -71,7 +71,7 @@ class AgentThread:
         self._request: _Request | None = None  # the request that the thread waits for
         self._tasks: set[asyncio.Task[Any]] = set()  # calls of other threads
         self._ident: int | None = None
-        self._left = False  # the grace of the run is over
+        self._left = False  # the grace of the run ended
         self._closed = False
         self._pause: Job | None = None
         self._ended: Callable[[], object] | None = None

@@ -159,7 +159,7 @@ def lazy_events(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
 
 
 def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
-    """Return the events that a record stands for, from the sequence number `since` on."""
+    """Return the events that a record represents, from the sequence number `since` on."""
     try:
         pairs = derived_events(str(run_id), record)
     except UnserialisableResult:

@@ -73,7 +73,7 @@ async def run_graph(
     """Run a compiled graph to its end, and return what its `ainvoke` returns.
 
     If the run is resumed, the graph continues at its last checkpoint. Each `interrupt(value)` of a node becomes
-    `ctx.approve(NAME_OF_THE_NODE, value)`: the run waits until somebody answers, and the answer is what `interrupt`
+    `ctx.approve(NAME_OF_THE_NODE, value)`: the run waits until a person answers, and the answer is what `interrupt`
     returns. If there are several questions, they are asked one after the other.
 
         builder.compile(checkpointer=AgentRuntimeSaver("agents.db"))

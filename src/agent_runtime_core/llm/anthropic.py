@@ -317,7 +317,7 @@ def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Comp
 
 
 class _Assembly(Assembly):
-    """Assembles a streamed answer, as far as it is known."""
+    """Assembles the known part of a streamed answer."""
 
     def __init__(self, sdk: Any, model: str) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class FencedWrites:
     Args:
         guard: Returns the present claim.
         queue_engine: The engine of the queue.
-        ended: Whether the attempt is over. Code that it left running can then write no more.
+        ended: Whether the attempt ended. Code that it left running can then write no more.
     """
 
     def __init__(self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = bool) -> None:
@@ -40,7 +40,7 @@ class FencedWrites:
         """Commit `ops` if the claim is still valid.
 
         Raises:
-            LeaseLost: The claim was superseded or released, or the attempt is over.
+            LeaseLost: The claim was superseded or released, or the attempt ended.
         """
         guard = self.guard()
         await self.admit(guard)
