@@ -1,4 +1,4 @@
-"""Execute statements on a connection of the application, inside the transaction that it has open.
+"""Execute statements on a connection of the application, inside its open transaction.
 
 No package is imported for that: a connection can only be of a class whose package is imported already.
 """
