@@ -470,9 +470,10 @@ class AgentRunner(RunClient):
                 it would wait for itself. Without a `concurrency_key`, a run of the same conversation shares the slot.
             recover: If this process dies, the next `execute` resumes the run ("inline"), or a "worker" does.
             parent_run_id: The run that this is a child of.
+            concurrency_key: As in `submit`.
             deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
                 the deadline of a stored run for this call. If a run cannot resume before the deadline, it ends as timed
-                out immediately. immediately.
+                out immediately.
             tenant: As in `submit`.
             input: The run's input.
 
