@@ -178,7 +178,7 @@ class ToolCallingAgent(AgentRuntime):
         """Return the messages to send, out of all messages.
 
         If a tool call and its results are separated, the loop removes both. If the model did not see the results yet,
-        the loop sends both.
+        the loop sends both instead.
 
         Args:
             messages: All messages of the loop.

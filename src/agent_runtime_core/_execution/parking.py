@@ -245,7 +245,7 @@ class Parking:
         """Return whether the run can be waiting at all.
 
         It cannot while a step is in flight, the end of a wait is being committed, the run waits for a slot, or a wait
-        is over and its task did not continue yet.
+        ended and its task did not continue yet.
         """
         if not self.is_open or self._journal.running_steps or self._commits or self._regaining_slot:
             return False

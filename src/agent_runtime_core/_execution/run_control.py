@@ -287,7 +287,7 @@ class RunControl:
             The result; None to run the step again.
 
         Raises:
-            JournalMismatch: The journal works without a context.
+            JournalMismatch: The journal belongs to no context.
         """
         context = self.context()
         if context is None:

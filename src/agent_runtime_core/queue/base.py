@@ -161,7 +161,7 @@ class RunQueue(Backend):
         """Read from the store.
 
         Args:
-            what: A name of this list, with its `args`:
+            what: The name of a read, with its `args`:
                 "row" (run_id), or (run_id, tenant): the RunRow, or None; with a tenant only its run.
                 "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
                     if it is.
@@ -380,7 +380,7 @@ class RunQueue(Backend):
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
-        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns at once.
+        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns immediately.
         """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
