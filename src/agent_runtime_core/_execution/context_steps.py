@@ -250,14 +250,14 @@ class ContextSteps:
         if self._is_ambiguous(record):
             raise JournalMismatch(
                 f"step {record.name!r} must have a key, got none. Several steps of that name ran concurrently without "
-                "keys, and the saved result has other arguments, so it may be that of another step. "
-                f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a name of its own",
+                "keys, and the saved result has other arguments, so it may belong to another step. "
+                f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a separate name",
                 recorded=record.name,
                 found=record.name,
             )
         if on_changed_input == "raise":
             raise JournalMismatch(
-                f"step {record.name!r} must have the arguments of its saved result, got other ones. Restore "
+                f"step {record.name!r} must have the arguments of its saved result, got other arguments. Restore "
                 "them, give the step another key, or drop on_changed_input='raise'",
                 recorded=record.name,
                 found=record.name,

@@ -356,7 +356,7 @@ class EventBus(Backend):
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StorageClosed("this event bus was closed. Open another one")
+            raise StorageClosed("this event bus was closed. Open another event bus")
 
     async def _page(self, run_id: str, since: int, limit: int) -> EventPage:
         """Return the next events from `since` on: at most `limit`, and the bytes of a page."""

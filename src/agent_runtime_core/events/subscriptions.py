@@ -127,7 +127,7 @@ class RunFeed:
         while True:
             if self.closed:
                 raise StorageClosed(
-                    "the event bus was closed during this subscription. Open another one, and subscribe again"
+                    "the event bus was closed during this subscription. Open another event bus, and subscribe again"
                 )
             if cursor == self._last_at:  # most calls
                 return self.window[-1]

@@ -52,7 +52,9 @@ class ConversationSession(SessionABC):
         ctx = current_run()
         found = conversation_id(session_id) or (None if ctx is None else ctx.conversation_id)
         if found is None:
-            raise must("session_id", "name a conversation", session_id, "Pass one, or give the run a conversation_id")
+            raise must(
+                "session_id", "name a conversation", session_id, "Pass a session_id, or give the run a conversation_id"
+            )
         self.session_id: str = str(found)
         self._id = found
         named = session_id or getattr(ctx, "input", {}).get("conversation_id")

@@ -164,7 +164,7 @@ class OpenAIWire(ProviderAdapter):
     ) -> int:
         if not self._own:
             raise NotSupported(
-                "count_tokens() supports only OpenAI's own models, not those of another base_url. "
+                "count_tokens() supports only OpenAI's own models, not the models of another base_url. "
                 "Use the usage of answers"
             )
         return await asyncio.to_thread(_count_tokens, outgoing(messages, self.provider), tools, model)

@@ -380,7 +380,8 @@ class RunQueue(Backend):
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
-        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns immediately.
+        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`. This call returns
+        immediately.
         """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)

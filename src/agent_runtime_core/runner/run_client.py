@@ -648,7 +648,9 @@ class RunClient:
         requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
-            raise must(where, "be that of an approval.requested event", request_id, "Leave it out if only one is open")
+            raise must(
+                where, "be the id of an approval.requested event", request_id, "Leave it out if only one is open"
+            )
         if not requests:
             return await self._signal(key, name, answer, message_id, by)
         wanted = asked.chosen(request_id, message_id)

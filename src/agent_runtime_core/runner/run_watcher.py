@@ -69,7 +69,7 @@ class RunWatcher:
 
 def closed() -> StorageClosed:
     """Return the error of calls on a closed runner."""
-    return StorageClosed("this runner was closed. Create another one")
+    return StorageClosed("this runner was closed. Create another runner")
 
 
 class _LoopWatcher:

@@ -393,7 +393,7 @@ class Worker:
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
         """Claim and execute runs until the worker is stopped; see `AgentRunner.run_loop`."""
         if self._closed:
-            raise StorageClosed("this runner was closed. Create another one")
+            raise StorageClosed("this runner was closed. Create another runner")
         if self._wake_event is not None and self._loop is not None and not self._loop.is_closed():
             fix = "Raise its concurrency, or create another runner"
             raise must("run_loop", "run once per runner", Shown("a second call"), fix)

@@ -119,7 +119,7 @@ class _Todos:
     async def add(self, todo_id: str | None, text: str | None) -> Todo:
         wanted = text.strip() if isinstance(text, str) else ""
         if not wanted:
-            raise _ActionFailed(f"text must be that of the new to-do, got {brief(text)}.")
+            raise _ActionFailed(f"text must be the text of the new to-do, got {brief(text)}.")
         list_id = await self._list()
         task = self._models.Task(name=wanted, conversation_id=self.conversation)
         known = None

@@ -298,7 +298,7 @@ class Tracer:
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("trace sinks are too slow: %d traces are waiting; later ones are dropped", MAX_WAITING)
+                log.warning("trace sinks are too slow: %d traces are waiting; later traces are dropped", MAX_WAITING)
             return
         self._waiting.append(trace)
         if self._thread is None or self._pid != os.getpid():  # after a fork, the thread is in the parent process

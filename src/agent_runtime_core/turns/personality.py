@@ -497,7 +497,7 @@ def _checked_table(name: str, content: bytes) -> dict[str, Any]:
         raise must(f"{where}: name", "be set", Shown("no name"), f"Add name = {brief(name)}")
     if table["name"] != name:
         fix = "Rename one of the two"
-        raise must(f"{where}: name", f"be that of its folder {brief(name)}", table["name"], fix)
+        raise must(f"{where}: name", f"be the name of its folder {brief(name)}", table["name"], fix)
     prompts = table.get("prompts", {})
     check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: [prompts]")
     if "system" in prompts:

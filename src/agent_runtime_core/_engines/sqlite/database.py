@@ -292,7 +292,7 @@ def check_one_name(database: str) -> None:
         )
     if _is_mounted(database):
         raise StorageError(
-            f"{database} must not be a mount point of its own: its -wal and .live would stay outside of the mount. "
+            f"{database} must not be a separate mount point: its -wal and .live would stay outside of the mount. "
             "Mount the directory, not the file"
         )
 

@@ -63,7 +63,7 @@ def check_layout(directory: str) -> None:
     if newer:
         raise StorageTooNew(
             f"{os.path.join(directory, newer[-1])} was written by a later version of this library, "
-            f"this one reads v{LAYOUT}. Upgrade agent-runtime-core."
+            f"this version reads v{LAYOUT}. Upgrade agent-runtime-core."
         )
     if os.path.lexists(os.path.join(root_of(directory), CARRIED)):
         return
