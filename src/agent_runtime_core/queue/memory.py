@@ -27,6 +27,7 @@ from .transitions import RunTransitions, operation_set
 
 TABLES = (
     "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
+    "shared",
 )  # fmt: skip
 
 
@@ -208,6 +209,16 @@ class MemoryTransitions(RunTransitions):
     def drop_process(self, process_id: str) -> None:
         self.tx.drop(self.tx.tables["processes"], process_id)
 
+    def shared(self, name: str) -> str | None:
+        state: str | None = self.tx.tables["shared"].get(name)
+        return state
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.drop(self.tx.tables["shared"], name)
+        else:
+            self.tx.put(self.tx.tables["shared"], name, state)
+
 
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
@@ -268,6 +279,10 @@ def _processes(tx: MemoryTx) -> list[ProcessRow]:
     return [*tx.tables["processes"].values()]
 
 
+def _shared(tx: MemoryTx, prefix: str) -> dict[str, str]:
+    return {name: state for name, state in sorted(tx.tables["shared"].items()) if name.startswith(prefix)}
+
+
 class InMemoryQueue(MemoryBackend, RunQueue):
     """A queue in the memory of this process. Its runs are lost when the process ends."""
 
@@ -283,6 +298,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
     keeps_processes = True

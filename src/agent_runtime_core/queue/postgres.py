@@ -19,7 +19,7 @@ from .base import RunQueue
 from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
-from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
+from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
 from .sqlite_find import ALL, checked_row, counts, fetch, find
@@ -75,6 +75,7 @@ _LAPSED = (
     f"SELECT {ALL} FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN"
     f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
 )
+_SAVE_SHARED = "INSERT INTO arc_shared VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state"
 _BEAT = (
     "WITH w AS MATERIALIZED (SELECT r.run_id, r.claim_id FROM arc_runs r"
     " JOIN unnest(?::text[], ?::text[]) AS w (run_id, claim_id) USING (run_id, claim_id)"
@@ -276,6 +277,17 @@ class PostgresTransitions(ServerLeases):
     def drop_process(self, process_id: str) -> None:
         self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
 
+    def shared(self, name: str) -> str | None:
+        self.tx.execute(_LOCK_GROUP, ("", name))
+        row = self.tx.execute("SELECT state FROM arc_shared WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
+        else:
+            self.tx.execute(_SAVE_SHARED, (name, state))
+
 
 def _cells(row: RunRow) -> tuple[Any, ...]:
     return (*row[:_N], *row[_N + 1 :])
@@ -370,6 +382,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
     # A process cannot see that a process on another machine ended.

@@ -14,7 +14,7 @@ from .._core.codec.json import encode
 from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
-from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
+from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of, end_of_prefix
 from .sqlite_find import ALL, BATCH, agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
@@ -25,9 +25,10 @@ _N = COLUMNS.index("n")
 _INDEXES = tuple(index for index in range(len(COLUMNS)) if index != _N)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
-    "parent_id", "lane", "conversation", "tenant",
+    "parent_id", "lane", "conversation", "tenant", "concurrency_limit", "rate", "turn",
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if COLUMNS[index] not in _FIXED)
+_ALL_7 = ", ".join(COLUMNS[:40])  # the columns of script 7
 
 # The last script makes the table of runs again, so its indexes are left out of the scripts before.
 MIGRATIONS = (
@@ -76,7 +77,7 @@ CREATE TABLE arc_runs (
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, mail_seq INTEGER NOT NULL, n INTEGER PRIMARY KEY,
     questions TEXT NOT NULL, metadata TEXT NOT NULL, error TEXT, output TEXT, input TEXT NOT NULL);
-INSERT INTO arc_runs ({ALL}) SELECT {ALL} FROM arc_runs_6;
+INSERT INTO arc_runs ({_ALL_7}) SELECT {_ALL_7} FROM arc_runs_6;
 CREATE TABLE arc_last_run (n INTEGER NOT NULL);
 INSERT INTO arc_last_run SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'arc_runs_6';
 DROP TABLE arc_runs_6;
@@ -109,6 +110,14 @@ CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant)
     WHERE questions <> '' AND ended_at IS NULL AND listed = 1;
 CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
     WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL AND listed = 1""",
+    """ALTER TABLE arc_runs ADD COLUMN concurrency_limit INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE arc_runs ADD COLUMN rate TEXT;
+ALTER TABLE arc_runs ADD COLUMN turn TEXT;
+DROP INDEX arc_runs_head;
+CREATE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
+CREATE INDEX arc_runs_turns ON arc_runs (agent, priority DESC, turn, n)
+    WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE TABLE arc_shared (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID""",
 )
 
 _INSERT = (
@@ -349,6 +358,16 @@ class SQLiteTransitions(RunTransitions):
     def drop_process(self, process_id: str) -> None:
         self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
 
+    def shared(self, name: str) -> str | None:
+        row = self.tx.execute("SELECT state FROM arc_shared WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
+        else:
+            self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
+
 
 def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
     row = tx.execute(_CLAIM, (run_id,)).fetchone()
@@ -414,6 +433,13 @@ def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
     return [row._replace(agents=tuple(json.loads(str(row.agents)))) for row in rows]
 
 
+_SHARED = "SELECT name, state FROM arc_shared WHERE name >= ? AND name < ? ORDER BY name"
+
+
+def _shared(view: sqlite3.Connection, prefix: str) -> dict[str, str]:
+    return dict(view.execute(_SHARED, (prefix, end_of_prefix(prefix))).fetchall())
+
+
 class SQLiteQueue(SQLiteBackend, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
@@ -431,6 +457,7 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
     keeps_processes = True

@@ -107,6 +107,15 @@ CREATE VIEW arc_v_counts AS SELECT agent, tenant, status, count(*) AS runs,
     to_timestamp(min(created_at)) AS oldest_created_at, to_timestamp(max(updated_at)) AS last_updated_at
     FROM arc_runs GROUP BY agent, tenant, status"""
 
+_SHARED: Final = f"""ALTER TABLE arc_runs ADD COLUMN concurrency_limit int NOT NULL DEFAULT 1,
+    ADD COLUMN rate {_OPTIONAL}, ADD COLUMN turn {_OPTIONAL};
+DROP INDEX arc_runs_head;
+CREATE INDEX runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
+CREATE INDEX runs_turns ON arc_runs (agent, priority DESC, turn, n)
+    WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE TABLE arc_shared (name {_TEXT} PRIMARY KEY, state {_TEXT})"""
+
 TABLES: Final = OperationSet(
-    "tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)),)
-)
+    "tables", {},
+    migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)), _SHARED),
+)  # fmt: skip
