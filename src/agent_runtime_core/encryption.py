@@ -100,7 +100,7 @@ class AESGCMCodec:
         return f"AESGCMCodec(keys={sorted(self._ciphers)}, current={self._key_id!r})"
 
     def encode(self, text: str, *, context: str) -> str:
-        """Return the text, encrypted with the current key, if there is one.
+        """Return the text, encrypted with the current key, if any.
 
         Args:
             text: The text.

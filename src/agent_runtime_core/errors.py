@@ -832,7 +832,7 @@ def brief(value: object, most: int = 80) -> str:
 
 
 def brief_kind(value: object) -> str:
-    """Return a number as `brief` does, but only type and length of a text: a stored one may be of a user."""
+    """Return a number as `brief` does, but only type and length of a text: a stored text may be of a user."""
     if isinstance(value, str):
         return f"a string of {len(value):,} characters"
     if isinstance(value, bytes):

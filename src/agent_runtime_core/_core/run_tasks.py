@@ -226,7 +226,7 @@ def _waited_enough(stack: _Stack) -> bool:
 
 
 def _waits_for_event(awaited: asyncio.Future[Any], stack: _Stack, is_event_task: bool) -> bool:
-    """Return whether a function of `EVENT_WAITERS`, or a task that one waits for, is in a wait for an event.
+    """Return whether a function of `EVENT_WAITERS`, or a task that it waits for, is in a wait for an event.
 
     Such a function may also wait for a future that it made itself.
     """

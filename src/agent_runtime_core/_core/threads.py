@@ -97,7 +97,7 @@ _threads = _Threads()
 
 
 def _forked() -> None:
-    """Drop the threads of the parent process. None exists in the child, and one may hold a lock forever."""
+    """Drop the threads of the parent process. They do not exist in the child, where their locks may be held forever."""
     global _threads
     _threads = _Threads()
 

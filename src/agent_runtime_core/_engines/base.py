@@ -198,7 +198,7 @@ class Engine(ABC):
 
     @abstractmethod
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
-        """Queue a commit ahead of every later one without waiting for it, and raise none of its errors.
+        """Queue a commit ahead of every later commit without waiting for it, and raise none of its errors.
 
         Only for writes that may be applied twice.
 

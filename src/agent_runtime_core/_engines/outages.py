@@ -30,7 +30,7 @@ class StoreOutage:
 
     Attributes:
         since: Monotonic time at which the store was first found to be away; None while it answers.
-        failed_at: Monotonic time of the last failure; -1 without one.
+        failed_at: Monotonic time of the last failure; -1 before the first.
         is_full: It is away because it is full: it answers reads, and is back after its next write.
         ended_at: Monotonic time at which the store was last found to answer again; -inf without an outage.
     """

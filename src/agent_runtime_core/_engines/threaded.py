@@ -245,7 +245,7 @@ class ThreadedEngine(SharedEngine):
         conn.commit()
 
     def roll_back(self, conn: Any) -> None:
-        """Undo the transaction, if there is one. By default with `conn.rollback()`.
+        """Undo the open transaction, if any. By default with `conn.rollback()`.
 
         Args:
             conn: The connection.

@@ -555,7 +555,7 @@ def records_of(ops: Sequence[Op]) -> list[Record]:
 
 
 class FlushTimer:
-    """The timer of all buffers of one engine in one event loop. Thousands of runs would start one for each step.
+    """The timer of all buffers of one engine in one event loop. Thousands of runs would start a timer for each step.
 
     It looks twice within the time that a write may be buffered, and flushes what it finds for the second time.
 

@@ -511,7 +511,7 @@ def blocking_form(ctx: Any) -> Any:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Return whether `fn` is called on the event loop: it is a coroutine function, or wraps one by functools.wraps."""
+    """Return whether `fn` is called on the event loop: it is, or wraps by functools.wraps, a coroutine function."""
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     if type(code) is CodeType and code.co_flags & inspect.CO_COROUTINE:
         return True  # as almost always, and with fewer calls

@@ -125,7 +125,7 @@ class JournalOperations:
 
     Attributes:
         record: `record(tx, run_id, seq)` returns the record at a position, or None.
-        newest: `newest(tx, run_id)` returns the position of the last record, -1 without one.
+        newest: `newest(tx, run_id)` returns the position of the last record, or -1.
         ending: `ending(tx, run_id)` returns the last record of kind "ended", or None.
         insert: `insert(tx, run_id, record)` stores a record at its position.
         head: For a bus with `derives`: `head(tx, run_id)` returns the sequence of the run's next event, which is the

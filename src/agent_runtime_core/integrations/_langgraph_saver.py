@@ -130,7 +130,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
     # -- reading
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint of a config, or the latest one of its thread and namespace. None if there is none."""
+        """Return the checkpoint of a config, or the latest of its thread and namespace. None if there is none."""
         place = _place(config)
         collection = self._checkpoints(place.thread)
         if place.id:

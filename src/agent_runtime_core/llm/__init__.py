@@ -58,7 +58,7 @@ _cached: tuple[ReferenceType[RuntimeConfig], dict[str, str], LLMClient] | None =
 def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
     """Return a model client.
 
-    Without arguments this is the client of `use_llm_client`, if one is active. Otherwise it is a new client.
+    Without arguments this is the active client of `use_llm_client`, if any. Otherwise it is a new client.
 
     Args:
         provider: "openai", "anthropic", "litellm" or `"their_package.module:Class"`; None for the configured provider.

@@ -37,7 +37,7 @@ def merged(messages: Messages) -> list[dict[str, Any]]:
 
 
 def with_one_system_message(messages: Messages) -> list[dict[str, Any]]:
-    """Return the messages with the contents of all system messages in one at the beginning."""
+    """Return the messages with the contents of all system messages in one message at the beginning."""
     system = [dict(each) for each in messages if each.get("role") in SYSTEM_ROLES]
     rest = [dict(each) for each in messages if each.get("role") not in SYSTEM_ROLES]
     if not system:

@@ -37,7 +37,7 @@ class TurnState(str, Enum):  # noqa: UP042 (like the other public enums)
 
 
 class CancellationToken:
-    """Ends a loop from outside, between two calls or during one. Thread-safe.
+    """Ends a loop from outside, between two calls or during a call. Thread-safe.
 
     token = CancellationToken()
     task = asyncio.create_task(run_turn_loop(ctx, client, cancellation=token))

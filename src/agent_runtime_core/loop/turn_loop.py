@@ -53,7 +53,7 @@ async def run_turn_loop(
     hooks: Hooks | None = None,
     **extra: Any,
 ) -> LoopResult:
-    """Call the model and run the tools that it requests, until it answers without requesting one.
+    """Call the model and run the tools that it requests, until it answers without requesting a tool.
 
         result = await run_turn_loop(ctx, client, tools, RunLimits(max_turns=5))
         print(result.text)

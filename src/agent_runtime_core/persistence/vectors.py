@@ -266,7 +266,7 @@ class VectorIndex:
             self.put(*item)
 
     def drop(self, key: str) -> None:
-        """Remove the vector of a key, if there is one."""
+        """Remove the vector of a key, if any."""
         if key in self._positions:
             group, index = self._positions.pop(key)
             if moved := group.drop(index):

@@ -346,7 +346,7 @@ async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Pla
 
 
 def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry:
-    """Return the registry, or a new one with these tools."""
+    """Return the registry, or a new registry with these tools."""
     if isinstance(tools, ToolRegistry):
         return tools
     if not isinstance(tools, Iterable):

@@ -442,7 +442,7 @@ class RuleBasedPlanner(BasePlanner):
     """Plans arithmetic, to-dos and requests that `rule` adds, several in one prompt ("…, then …", "… and …").
 
     A text is arithmetic only if every word of it can be: "add 2 and 3" is, "add a to-do to call 2 people" is not. A
-    request may use the result of an earlier one ("then multiply by 4", "remember the result").
+    request may use the result of an earlier request ("then multiply by 4", "remember the result").
 
     Args:
         calculator: The name of the tool for arithmetic.

@@ -110,7 +110,7 @@ class RunQueue(Backend):
     2. A run is claimed by one worker at a time. `claim_id` is the fencing token of a claim: every write under a claim
        that has ended or was superseded raises LeaseLost.
     3. Runs are claimed by priority, then in order of arrival; delayed runs when they are due. If very many are due at
-       once, a claim may make only those of the greatest priorities ready, whatever their agents are. A run with an
+       once, a claim may make only the runs of the greatest priorities ready, whatever their agents are. A run with an
        expired lease is claimed again, and that claim counts the crash.
     4. The first terminal status wins: only `reopen` and `take` begin a new generation.
     5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
@@ -127,7 +127,7 @@ class RunQueue(Backend):
     `listen(topic, wake)` is optional: without it, workers poll.
 
     Args:
-        max_retries: Attempts of a run that may fail before it is not retried any more, the first one included.
+        max_retries: Attempts of a run that may fail before it is not retried any more, including the first.
         clock: Source of times and random values.
     """
 

@@ -276,8 +276,8 @@ class RunClient:
         Args:
             limit: How many at most. A page with fewer questions is the last page.
             after: The `cursor` of the last request of the page before. None means the first page.
-            agent: Only those of runs of the agent with this key.
-            tenant: Only those of runs of this tenant.
+            agent: Only questions of runs of the agent with this key.
+            tenant: Only questions of runs of this tenant.
 
         Returns:
             The questions of one page.
@@ -675,8 +675,8 @@ class RunClient:
 
         Args:
             run_id: The run, by its id or its key.
-            limits: New limits of this run. The fields that are named replace those of the agent, of the runner and of
-                the run's input; a mapping removes a limit with None. They are stored with the run and apply until
+            limits: New limits of this run. The fields that are named replace the limits of the agent, of the runner and
+                of the run's input; a mapping removes a limit with None. They are stored with the run and apply until
                 another call replaces them. Child runs that have started keep the limits they started with.
             by: Who resumes it. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.

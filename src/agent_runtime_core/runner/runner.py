@@ -731,7 +731,7 @@ class AgentRunner(RunClient):
             input: The run's input.
             run_id: Names the run. None makes a new id.
             idempotency_key: With the key of a stored run, that run's id is returned. So it is with its `run_id`.
-            priority: A 32-bit integer. Runs with a greater one are claimed first.
+            priority: A 32-bit integer. Runs with a greater priority are claimed first.
             delay: Seconds from now until the run may start.
             expires_in: Seconds from now after which the run is not started any more.
             deadline: Wall time at which the run is stopped.

@@ -52,8 +52,8 @@ class Step:
         timeout: Seconds that one attempt may take, None for no limit. After them, a step with another `on_in_doubt`
             than "retry" is in doubt.
         description: Text for the step's events.
-        checkpoint: False saves the result with the next step that saves one. Until then a resumed run runs the step
-            again.
+        checkpoint: False saves the result with the next step whose `checkpoint` is True. Until then a resumed run runs
+            the step again.
         depends_on: Names of steps of the same list whose results this step needs. If any step of a list declares some,
             the list is a DAG and its steps run concurrently.
         retry_on: Error types that are retried, or a function that decides for an error.

@@ -228,7 +228,7 @@ class MockRunContext:
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
         turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Count the call in `usage`, and against the limits of `budget`, if there is one.
+        """Count the call in `usage`, and against the limits of `budget`, if any.
 
         Args:
             model: The model that was called.

@@ -280,7 +280,7 @@ async def crash_everywhere(
     timed-out run may have made less progress. No step with a saved result may be executed again.
 
     Args:
-        agent: An agent, or a function or class that makes one for each process.
+        agent: An agent, or a function or class that makes an agent for each process.
         input: The input of the run.
         agents: The agents that it calls, in the same forms.
         config: Settings of the runners.

@@ -32,7 +32,7 @@ _living: weakref.WeakValueDictionary[int, MockLLMClient] = weakref.WeakValueDict
 
 @dataclass
 class MockLLMResponse:
-    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets one from the client.
+    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets an id from the client.
 
     Attributes:
         content: The text of the answer.

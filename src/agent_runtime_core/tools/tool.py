@@ -230,7 +230,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         **options: The options of `Tool.from_function`.
 
     Returns:
-        The tool; with options, a decorator that makes one.
+        The tool; with options, a decorator that makes a tool.
 
     Raises:
         InvalidArgument: As in `Tool.from_function`.

@@ -227,7 +227,7 @@ class Tracer:
         return bool(self._activate)
 
     def activated(self, traceparent: str) -> ExitStack:
-        """Return a context manager in which this span is the current one for each sink that wants that.
+        """Return a context manager in which this span is the current span for each sink that wants that.
 
         A sink that fails is logged once, and the code runs without it.
         """

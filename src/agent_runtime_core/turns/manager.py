@@ -420,7 +420,7 @@ class TurnManager:
         return row is not None and row.tenant == tenant
 
     async def start_published(self, envelope: EventEnvelope) -> None:
-        """Start the turn that an envelope of agent.turns requests, once; report an invalid one on agent.audit."""
+        """Start the turn that an envelope of agent.turns requests, once; report an invalid envelope on agent.audit."""
         if not isinstance(envelope.payload, TurnEvent):
             return
         event = envelope.payload

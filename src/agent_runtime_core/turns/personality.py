@@ -291,7 +291,7 @@ def read_until_stable(read: Callable[[], Reading], called: str) -> Reading:
 
 
 def tables_in(content: bytes, called: str) -> dict[str, Any]:
-    """Return the tables of a TOML file. The InvalidArgument of an invalid one names the file and the line."""
+    """Return the tables of a TOML file. The InvalidArgument of an invalid file names the file and the line."""
     try:
         return tomllib.loads(text_in(content, called))
     except (ValueError, RecursionError) as error:

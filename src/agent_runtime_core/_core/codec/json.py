@@ -136,7 +136,7 @@ def plain_text(tree: object) -> str:
 def plain_left(tree: Any, depth: int, budget: int) -> int:
     """Return an upper bound of the budget that a plain tree leaves; LOOK if the tagging pass must check the tree.
 
-    Each character costs one, and each byte around a part costs PART.
+    Each character costs 1, and each byte around a part costs PART.
     """
     items: Iterable[Any]
     kind = type(tree)

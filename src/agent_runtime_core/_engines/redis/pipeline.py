@@ -141,9 +141,9 @@ class CommitPipeline:
         """Whether the running loop may use the connection itself.
 
         The thread must have nothing to send, or it would be overtaken. The connection must be up, and looked sound when
-        it was last used, because the loop cannot wait for a new one. It must be without TLS, which may have to read
-        before it can write. No other open loop may use it: answers wake the loop that holds the socket. And the last
-        call of the loop must not be late.
+        it was last used, because the loop cannot wait for a new connection. It must be without TLS, which may have to
+        read before it can write. No other open loop may use it: answers wake the loop that holds the socket. And the
+        last call of the loop must not be late.
         """
         if self._queued or self._closed:
             return False

@@ -334,7 +334,7 @@ class ConversationStore(ABC):
         """Return at most `limit` messages that contain all words of `query`, the best match first.
 
         Case and accents are ignored. The last word of `query` also matches words that begin with it. The built-in
-        stores use the full-text index of their backend if there is one. Here every conversation is read.
+        stores use the full-text index of their backend, if any. Here every conversation is read.
 
         Args:
             query: The words.

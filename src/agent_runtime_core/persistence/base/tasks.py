@@ -244,7 +244,7 @@ class TaskStore(ABC):
         """Extend the claim on a task to `lease_seconds` from now.
 
         Args:
-            task: The task that `claim` returned, or its id. The returned task identifies that one claim; an id also
+            task: The task that `claim` returned, or its id. The returned task identifies that claim; an id also
                 matches later claims of the same worker.
             worker: The name of the worker. Required with an id.
             lease_seconds: Seconds from now until the claim expires.

@@ -623,7 +623,7 @@ class ConversationSave:
         return messages.put(entry, moved.version)
 
     def saved_state(self, results: Sequence[Any]) -> LoadedState:
-        """Return the state of the object after the commit. `results` are those of `ops`."""
+        """Return the state of the object after the commit. `results` are the results of `ops`."""
         first = 2 if self._stored_header is None else 1
         ranks = dict(self._ranks)
         for key, (_, rank) in zip(self._written, results[first:], strict=False):

@@ -172,7 +172,8 @@ _INDEXED_SPACES = 1024  # whose ready tasks are in memory at the same time, at m
 class StoredTasks(DocumentBackedStore, TaskStore):
     """Stores lists of tasks.
 
-    A task that is saved without a list is stored in the list of its conversation, or without one in the list "Inbox".
+    A task that is saved without a list is stored in the list of its conversation, or without a conversation in the list
+    "Inbox".
     """
 
     def __init__(self, *place: Any, **options: Any) -> None:

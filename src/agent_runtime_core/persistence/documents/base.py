@@ -34,7 +34,7 @@ class Document(NamedTuple):
     Attributes:
         key: Unique within its kind.
         text: The content.
-        version: 1 at first, plus one for each put.
+        version: 1 at first, plus 1 for each put.
         rank: The position in its kind.
         group: The group, or an empty string.
         expires: The time at which it expires, in seconds since the epoch. If None, it does not expire.
@@ -483,7 +483,7 @@ class Collection:
         """Yield documents in order of rank, in pages of about `size`.
 
         Each document is yielded once, even if other writers change the collection. For that a page begins at the rank
-        at which the previous one ended; an offset would change its meaning with each write.
+        at which the previous page ended; an offset would change its meaning with each write.
 
         Args:
             group: Only documents of this group. If None, of all groups.
@@ -645,7 +645,7 @@ def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: 
 
 
 def text_in(content: Any) -> str:
-    """Return a string itself. Of a list or dict, return all strings in it except keys, one on each line."""
+    """Return a string itself. Of a list or dict, return all strings in it except keys, each on a line."""
     found: list[str] = []
     remaining = [content]
     while remaining:

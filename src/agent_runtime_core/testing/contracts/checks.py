@@ -207,7 +207,7 @@ class _Limit:
 
 
 def hides_nothing(backend: Backend) -> None:
-    """Check that no attribute of the backend replaces an inherited one and is used differently."""
+    """Check that no attribute of the backend replaces an inherited attribute and is used differently."""
     mine, base = type(backend).__name__, next(each for each in type(backend).__mro__ if Backend in each.__bases__)
     for name, inherited in vars(base).items():
         if name.startswith(("__", "_abc_")):
