@@ -203,7 +203,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9195,
-    "runner": 7878,
+    "runner": 7880,
     "_execution": 6046,
     "persistence": 5901,
     "llm": 3946,
@@ -212,7 +212,7 @@ BUDGET: dict[str, int] = {
     "turns": 2990,
     "server": 3079,
     "cli": 3223,
-    "integrations": 3042,
+    "integrations": 3044,
     "queue": 3344,
     "_views": 2354,
     "tools": 2244,

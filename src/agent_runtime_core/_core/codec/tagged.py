@@ -22,8 +22,7 @@ from ..pydantic_types import is_pydantic
 from ..validation import Path, descend, not_encodable, short, type_name, unsupported_type
 
 # The tag of a registered type is its `module.qualname`, which contains a dot; the tags below contain none. A dict of
-# the
-# user's that holds "$" is itself written with a tag.
+# the user that contains "$" is itself written with a tag.
 TAG: Final = "$"
 #: Tags of a registered model of pydantic, [name, form], and of the state of a model, [fields, extra, private, given].
 #: A process without pydantic reads both as dicts.
