@@ -593,7 +593,7 @@ OF_CONTEXTS: list[Triggered] = [
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.wait_for_signal("go", timeout=-1)),
-        "timeout must be a number of seconds of at least 0, or None, got -1.",
+        "timeout must be from 0 to 100,000,000,000 seconds, or None, got -1.",
     ),
     Triggered(lambda: in_run(lambda ctx: ctx.call(3, {})), "agent must be an agent or an agent key, got 3."),
     Triggered(lambda: in_run(lambda ctx: StepExecutor(ctx).run([3])), "steps must be Step objects, got 3."),
@@ -711,15 +711,15 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.submit("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.execute("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.transaction("t", plain)),

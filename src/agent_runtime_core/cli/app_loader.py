@@ -107,8 +107,10 @@ def _load_module(module: str, directory: str) -> object:
         # A module that starts an event loop fails, because the loop of the command is running.
         if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()):
             call = "sys.exit" if isinstance(error, SystemExit) else "asyncio.run"
-            raise InvalidArgument(f"module {module!r} runs a program when it is imported ({call}). {_MOVE}") from error
-        raise InvalidArgument(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+            raise InvalidArgument(
+                f"module {brief(module)} runs a program when it is imported ({call}). {_MOVE}"
+            ) from error
+        raise InvalidArgument(f"module {brief(module)} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _call(fn: Callable[[], Any], target: str) -> Any:

@@ -11,16 +11,14 @@ from .._core.validation import redacted, unknown
 from .output import escaped
 
 #: The commands by what they are for, in the help.
-SECTIONS: Final = {
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "run and develop": ("worker", "serve", "submit", "inspect", "check", "conformance"),
     "runs": ("runs", "show", "events", "export", "cancel", "resume", "fork"),
     "messages and answers": ("send", "signal", "approve"),
     "operate": ("workers", "schedule", "dead", "tenant", "vacuum", "erase", "doctor"),
-    "store": (
-        "migrate", "backup", "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over",
-    ),
+    "store": ("migrate", "backup", "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over"),
     "help": ("help", "version", "completion"),
-}  # fmt: skip
+}
 
 _EXAMPLE: Final = "  agent-runtime "
 
