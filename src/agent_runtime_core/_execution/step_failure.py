@@ -32,9 +32,8 @@ from ..errors import (
 # -- descriptions of errors
 #
 # A description contains the class, the arguments and the attributes of the error, the errors inside a group, and the
-# chain
-# of its causes. Values that cannot be stored exactly, that are too large, or whose name says that they are secret,
-# are left out. An error is rebuilt without calling the constructor of its class.
+# chain of its causes. Values that cannot be stored exactly, that are too large, or whose name says that they are
+# secret, are left out. An error is rebuilt without calling the constructor of its class.
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
 MAX_CAUSES: Final = 8  # of a longer chain, the later causes are left out

@@ -275,10 +275,9 @@ class StepKeys:
 #
 # All runs of a lineage find the same effect by these keys. The key of a step counts the calls of its name, including
 # calls that fail. A fork may fail less often than the run that it was forked from, so the key of the same payment
-# differs
-# there. Its effect is found by its arguments instead: by the number of equal calls before it that did not fail. Calls
-# inside steps are counted together if the steps around them have the same names, since a step that failed may have
-# been called again as well.
+# differs there. Its effect is found by its arguments instead: by the number of equal calls before it that did not fail.
+# Calls inside steps are counted together if the steps around them have the same names, since a step that failed may
+# have been called again as well.
 
 _NUMBERED: Final = ("s:", "x:", "m:")  # steps, and the steps of lists and maps
 

@@ -24,10 +24,9 @@ PACKING = 4  # about how many times as long a result is as its compressed form
 # columns, and so is the result, which may be large. All other fields share `body`.
 #
 # A record's key is one integer, made of the number of its run and its position. So the records of a run are together,
-# as
-# a resumed run reads them; the key takes 5 bytes instead of 40; and only a row of more than 4 KB needs overflow pages,
-# which in a table WITHOUT ROWID are needed from 1 KB on. Measured: a chain of steps writes 0.6 times as many bytes,
-# groups of records of many runs 0.2 to 0.8 times.
+# as a resumed run reads them; the key takes 5 bytes instead of 40; and only a row of more than 4 KB needs overflow
+# pages, which in a table WITHOUT ROWID are needed from 1 KB on. Measured: a chain of steps writes 0.6 times as many
+# bytes, groups of records of many runs 0.2 to 0.8 times.
 _POSITIONS = 1 << 32  # of a run
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
@@ -48,9 +47,8 @@ INSERT INTO arc_journal SELECT number * {_POSITIONS} + seq, kind, name, result, 
     FROM arc_journal_runs CROSS JOIN arc_journal_1 USING (run_id) ORDER BY number, seq;
 DROP TABLE arc_journal_1""",
     # Since the number of a run's row is the number of its journal, this table contains only journals that are older, or
-    # that
-    # belong to no row in this file. Renamed, because an older library that still uses the file must fail: it would find
-    # no records of a run, and execute its steps again.
+    # that belong to no row in this file. Renamed, because an older library that still uses the file must fail: it would
+    # find no records of a run, and execute its steps again.
     "ALTER TABLE arc_journal_runs RENAME TO arc_journal_numbers",
 )
 

@@ -115,7 +115,5 @@ CREATE INDEX runs_turns ON arc_runs (agent, priority DESC, turn, n)
     WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
 CREATE TABLE arc_shared (name {_TEXT} PRIMARY KEY, state {_TEXT})"""
 
-TABLES: Final = OperationSet(
-    "tables", {},
-    migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)), _SHARED),
-)  # fmt: skip
+_FIRST: Final = ";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS))
+TABLES: Final = OperationSet("tables", {}, migrations=(_FIRST, _SHARED))
