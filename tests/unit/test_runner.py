@@ -1312,7 +1312,7 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         ("runs", {"agent": 3}, "got 3"),
         ("runs", {"limit": -1}, "limit must be an integer of at least 1"),
         ("wait", {"run_id": "r", "timeout": "1"}, r"from 0 to 100,000,000,000 seconds, got"),
-        ("wait", {"run_id": "r", "timeout": -1}, "timeout must be a number of seconds of at least 0"),
+        ("wait", {"run_id": "r", "timeout": -1}, "timeout must be from 0 to 100,000,000,000 seconds, got -1"),
         ("run_loop", {"concurrency": 1.5}, r"concurrency must be an integer of at least 1, got 1\.5"),
         ("run_loop", {"concurrency": "4"}, "concurrency must be an integer of at least 1, got '4'"),
         ("run_loop", {"poll_interval": None}, "got None"),
