@@ -107,7 +107,7 @@ class Route(NamedTuple):
     statuses: tuple[int, ...] = (200,)
 
     def ids_in(self, parts: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the open parts of a path, None if the path is another one."""
+        """Return the open parts of a path, None if the path is another path."""
         pattern = self.path.split("/")
         if len(parts) != len(pattern):
             return None
@@ -194,7 +194,7 @@ def _plan_view() -> Any:
 
 
 async def compare_runs(asked: Asked) -> Answer:
-    """Return per step whether two runs have the same result, another one, or only one of them has the step."""
+    """Return per step whether its results in two runs are equal, differ, or only one of the runs contains the step."""
     return Answer(await compare_view(asked.runner, await asked.row(), await asked.row(1)))
 
 

@@ -45,11 +45,11 @@ SHOWN_STEPS = 200
 
 
 async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
-    """Return the row of the run with this id, or with this run key: of the tenant, or the only one.
+    """Return the row of the run with this id, or with this run key: of the tenant, or the only run of that key.
 
     Raises:
-        Problem: Runs of several tenants have the key.
-        UnknownRun: No run has this id, or the text can be no id.
+        Problem: Runs of several tenants use the key.
+        UnknownRun: No run is stored under this id, or the text can be no id.
     """
     try:
         stored_id(run_id)
@@ -127,7 +127,7 @@ async def run_view(
     Args:
         runner: The runner on the store.
         row: The run, with its input.
-        registry: The agents that this process knows; by default those of the runner.
+        registry: The agents that this process knows; by default the agents of the runner.
         records: The journal of the run, if it has been read.
         new: The run was just stored: there is nothing else to read about it.
     """
@@ -247,7 +247,7 @@ async def _limits(runner: RunClient, row: RunRow, agent: AgentRuntime | None) ->
 
 
 def _conversation(input_: Any) -> str | None:
-    """Return the conversation in the input of a run. The rows of older releases have none."""
+    """Return the conversation in the input of a run. The rows of older releases contain none."""
     found = input_.get("conversation_id") if isinstance(input_, dict) else None
     return None if found is None else str(found)
 

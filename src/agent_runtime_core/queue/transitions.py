@@ -60,8 +60,8 @@ class RunTransitions(ABC):
       sees or changes it in between.
     * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
       `next_in_group` and `abandoned_inline` find rows.
-    * A group is all rows of one `concurrency_key` and `tenant`. `blocked` is 0 in at most one live row of a group.
-      While it is 0 in no row, those with `blocked` 1 are all delayed. The value 2 is for rows that were set aside.
+    * A group is all rows of one `concurrency_key` and `tenant`. At most one live row of a group has `blocked` 0. While
+      no row has, those with `blocked` 1 are all delayed. The value 2 is for rows that were set aside.
 
     Args:
         tx: The open transaction of the engine. It provides `fence(key, token)` and `notify(topic)`.
