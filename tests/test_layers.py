@@ -80,6 +80,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
+        "contents",
         "records",
         "blocking_claims live_claims payload_fields transitions",
         "base",
@@ -140,7 +141,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure conversation_history run_watcher schedules settings signals",
-        "approvals completion_hooks forking heartbeat processes retention",
+        "approvals completion_hooks finding forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
