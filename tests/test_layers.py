@@ -186,7 +186,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_views": [
         "plain problems",
-        "attempts events journal overview page queries",
+        "attempts events journal overview page queries reasons",
         "compare messages plan runs",
         "export schedules timeline visibility",
         "read_routes",

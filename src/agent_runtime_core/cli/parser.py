@@ -17,6 +17,7 @@ from .arguments import (
     duration,
     json_object,
     json_value,
+    pair,
     point_in_time,
     port,
     positive_duration,
@@ -48,6 +49,7 @@ CONTRACTS: Final = (
 )  # fmt: skip
 SHELLS: Final = ("bash", "zsh", "fish")
 CATCH_UP: Final = ("last", "all", "none")  # of a schedule; the module of schedules is not imported for a parser
+SORTS: Final = ("age", "duration", "cost", "attempts")  # of `runner.runs`, for the same reason
 OVERLAP: Final = ("skip", "queue", "cancel_previous")
 
 _EPILOG = """\
@@ -324,6 +326,7 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
     add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; repeatable")
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 
@@ -332,7 +335,18 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
         [_filters([_with_tenant([store], _OF_TENANT)])],
     )  # fmt: skip
-    listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    add = listing.add_argument
+    add("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    add("--search", metavar="TEXT", help="only runs with this text in their id, input, result, errors, messages or "
+        "metadata; without --since, of the last day")  # fmt: skip
+    add("--tag", metavar="TAG", help="only runs with this tag")
+    add("--metadata", action="append", type=pair, default=[], metavar="KEY=VALUE",
+        help="only runs with this value in their metadata; repeatable")  # fmt: skip
+    add("--min-attempts", type=positive_int, default=1, metavar="N", help="only runs with at least N attempts")
+    add("--error-type", metavar="TYPE", help="only runs whose last error has this type, such as ConnectionError")
+    add("--code-version", metavar="VERSION", help="only runs that code of this version began or continues")
+    add("--parent", metavar="ID", help="only child runs of this run")
+    add("--sort", choices=SORTS, help="list the greatest values first; without --since, of the last day")
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )

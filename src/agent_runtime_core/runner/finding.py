@@ -126,14 +126,13 @@ class Finder:
         found, start = Found(), None if sorts else after
         while found.read < MOST_ROWS and self._characters < MOST_CHARACTERS:
             rows, start = await self._page(start)
-            admitted = await self._admitted(rows)
-            last = admitted[1]
+            admitted, last = await self._admitted(rows)
             found.read += len(rows) if last is None else rows.index(last) + 1
             start = start if last is None else self._place(last)
-            found.rows += admitted[0]
-            if start is None or (not sorts and len(found.rows) > limit):
+            found.rows += admitted
+            if start is None or (not sorts and len(found.rows) >= limit):
                 break
-        if start is not None and (sorts or len(found.rows) <= limit):
+        if start is not None and (sorts or len(found.rows) < limit):
             self._note_end(found, start)
         found.position = start
         if sorts:
