@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from .._core.clock import aware
 from .._execution.effects import FORKED_FROM
 from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, SCHEDULE, SET_ASIDE, RunFilter, RunRow, open_questions
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.processes import may_be_claimed
 from ..runner.run_client import RunClient
-from .plain import iso_time, plain_value
+from .plain import plain_value
 
 #: Most runs that are looked up for one list, so that its number of reads is bounded.
 _MOST_LOOKED_UP: Final = 20
@@ -38,12 +39,15 @@ async def reasons_of(
 
 
 async def _reasons(row: RunRow, error: Any, related: _Related) -> Any:
-    if row.agent != SCHEDULE and row.status in LIVE:
+    if row.agent == SCHEDULE:
+        yield _reason("wait", "waits for its next tick")
+        return
+    if row.status in LIVE:
         async for each in _of_live(row, related):
             yield each
-    if error and row.agent != SCHEDULE:
-        what = "last error" if row.status in LIVE else "error"
-        yield _reason("error", f"{what} {error.get('type')}: {error.get('message')}")
+    if error:
+        text = f"{error.get('type')}: {error.get('message')}"
+        yield _reason("error", f"last error: {text}" if row.status in LIVE else text)
     for kind, what, run_id in (("child", "child of", row.parent_id), ("fork", "fork of", forked_from(row))):
         if run_id is not None and (name := await related.name(run_id)) is not None:
             yield _reason(kind, f"{what} {name}", run_id)
@@ -64,7 +68,7 @@ async def _of_live(row: RunRow, related: _Related) -> Any:
         else:
             yield _reason("wait", f"waits for {word} {rest!r}" if rest else f"waits for {word}")
     if row.due_at > related.now and row.status != "running":
-        yield _reason("due", f"due at {iso_time(row.due_at, 'seconds')}")
+        yield _reason("due", f"due at {aware(row.due_at):%Y-%m-%d %H:%M:%S} UTC")
     if row.status != "pending":
         return
     if row.blocked == QUEUED_BEHIND and row.concurrency_key is not None:
