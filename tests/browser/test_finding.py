@@ -43,10 +43,10 @@ async def _stored(db: Path) -> None:
         _row(101, "slower-of-today", now - 40, seconds=1.0),
         _row(102, "slower-before", MIDNIGHT - 3 * 86_400, seconds=80_000.0),
         _row(103, "lost-link", now - 600, seconds=2.0, error={
-            "type": "ConnectionError", "message": "the peer answered: Connection reset by printer",
+            "type": "PrinterError", "message": "the peer answered: Connection reset by printer",
         }),
         _row(104, "tagged", now - 60, metadata={"customer": "acme", "agent-runtime.tags": ["nightly"]}, failures=2),
-        _row(105, "old-link", now - 90_000, error={"type": "ConnectionError", "message": "connection reset by printer"}),
+        _row(105, "old-link", now - 90_000, error={"type": "PrinterError", "message": "connection reset by printer"}),
     ]  # fmt: skip
     async with AgentRunner.open(db) as runner:
         for row in rows:
@@ -122,7 +122,7 @@ def test_the_run_with_connection_reset_in_its_error(runs: Page) -> None:
         operator.press("Enter")
         expect(rows(runs)).to_have_count(1)
     assert names(runs) == ["lost-link-103"]
-    expect(rows(runs)).to_contain_text("ConnectionError: the peer answered: Connection reset by printer")
+    expect(rows(runs)).to_contain_text("PrinterError: the peer answered: Connection reset by printer")
     expect(runs.locator(".listed")).to_contain_text("Only runs since")
     assert runs.url.endswith("#/runs?search=connection+reset+by+printer")
 
@@ -164,7 +164,7 @@ def test_reasons_name_questions_times_errors_and_sources(runs: Page) -> None:
     for run, why in (
         ("refund-1004", "waits for the answer to 'refund'"), ("later-1", "due in "),
         ("payment-in-doubt", "waits for the review of step 'charge'"), ("import-nightly", "last error: "),
-        ("report-november-fork", "fork of run report-november (report, succeeded)"), ("lost-link", "ConnectionError: "),
+        ("report-november-fork", "fork of run report-november (report, succeeded)"), ("lost-link", "PrinterError: "),
     ):  # fmt: skip
         runs.goto(f"{home}#/runs?q={run}")
         expect(rows(runs).locator(".why").first).to_contain_text(why)
@@ -189,7 +189,7 @@ def test_filters_of_contents_are_in_the_url(runs: Page) -> None:
     runs.get_by_role("button", name="metadata customer=acme").click()
     expect(runs.get_by_role("button", name="tag nightly")).to_have_count(0)
     runs.get_by_text("More filters").click()
-    runs.get_by_label("Error type").fill("ConnectionError")
+    runs.get_by_label("Error type").fill("PrinterError")
     runs.get_by_label("Error type").press("Enter")
     expect(runs.get_by_text("No run matches these filters.")).to_be_visible()
     runs.get_by_role("button", name="attempts ≥ 3").click()

@@ -106,16 +106,16 @@ def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
     return found or [base]
 
 
-def page_start(cursor: str | None, bound: Mapping[str, Any]) -> Position | None:
-    """Return where the page of a cursor starts; None without one, for the first page.
+def page_start(cursor: str | None, bound: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Return where the page of a cursor starts; None without one, for the first page. See `Found.position`.
 
     Raises:
         Problem: The cursor is not one of a list with this filter.
     """
     if cursor is None:
         return None
-    created_at, number = position_in(cursor, bound, (float, int), int)
-    return created_at, number
+    kinds = (float, int), int, *([] if bound["sort"] is None else [(float, int)])
+    return tuple(position_in(cursor, bound, *kinds))
 
 
 def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]:

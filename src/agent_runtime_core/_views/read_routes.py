@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .._core.lazy_import import load
 from .._journal.record import Record
@@ -132,7 +132,7 @@ async def list_runs(asked: Asked) -> Answer:
         found = await _finder(asked, filters).find(limit, start)
         rows, following, note = found.rows, found.position, found.note
     else:
-        read = partial(_newest, asked, filters)
+        read, start = partial(_newest, asked, filters), cast("queries.Position | None", start)
         rows, following = await visible_page(runner.queue, caller, "read", limit, MOST_ROWS, start, read, limit)
     items = await list_items(runner, rows, visible_to(runner.queue, caller))
     await hide_parents(runner.queue, caller, items)

@@ -78,13 +78,14 @@ class Found:
 
     Attributes:
         rows: The rows, in their order.
-        position: Where the next request continues; None after the last row.
+        position: Where the next request continues: the time and arrival of a row, or of a sorted list a value, an
+            arrival and the time at which the values were computed. None after the last row.
         read: How many rows were read.
         note: What was not read; "" if nothing was left out.
     """
 
     rows: list[RunRow] = field(default_factory=list)
-    position: tuple[float, int] | None = None
+    position: tuple[float, ...] | None = None
     read: int = 0
     note: str = ""
 
@@ -115,7 +116,7 @@ class Finder:
         self._characters = self._unreadable = 0
         self._values: dict[str, float] = {}
 
-    async def find(self, limit: int, after: tuple[float, int] | None = None) -> Found:
+    async def find(self, limit: int, after: tuple[float, ...] | None = None) -> Found:
         """Return the next rows, as many as are found within the bounds.
 
         Args:
@@ -123,7 +124,11 @@ class Finder:
             after: The `position` of the rows before.
         """
         sorts = self._sort is not None
-        found, start = Found(), None if sorts else after
+        found, start = Found(), None
+        if after is not None and sorts:
+            self._now = after[2]  # or a live run would pass those that were listed
+        elif after is not None:
+            start = after[0], int(after[1])
         while found.read < MOST_ROWS and self._characters < MOST_CHARACTERS:
             rows, start = await self._page(start)
             admitted, last = await self._admitted(rows)
@@ -152,13 +157,13 @@ class Finder:
         fix = "Choose a shorter time range" if self._sort else "Read the next page, or choose a shorter time range"
         self._notes.append(f"{what}{at}, and more were not. {fix}.")
 
-    def _put_in_order(self, found: Found, limit: int, after: tuple[float, int] | None) -> None:
+    def _put_in_order(self, found: Found, limit: int, after: tuple[float, ...] | None) -> None:
         values = self._values
         keys = [((values[row.run_id], row.arrival), row) for row in found.rows]
-        left = [each for each in keys if after is None or each[0] < after]
+        left = [each for each in keys if after is None or each[0] < after[:2]]
         first = heapq.nlargest(limit, left, key=lambda each: each[0])
         found.rows = [row for _, row in first]
-        found.position = first[-1][0] if first and len(left) > len(first) else None
+        found.position = (*first[-1][0], self._now) if first and len(left) > len(first) else None
 
     # -- rows
 
