@@ -42,12 +42,16 @@ async def _stored(db: Path) -> None:
         _row(100, "slowest-of-yesterday", MIDNIGHT - 40_000, seconds=30_000.0),
         _row(101, "slower-of-today", now - 40, seconds=1.0),
         _row(102, "slower-before", MIDNIGHT - 3 * 86_400, seconds=80_000.0),
-        _row(103, "lost-link", now - 600, seconds=2.0, error={
-            "type": "PrinterError", "message": "the peer answered: Connection reset by printer",
-        }),
+        _row(
+            103,
+            "lost-link",
+            now - 600,
+            seconds=2.0,
+            error={"type": "PrinterError", "message": "the peer answered: Connection reset by printer"},
+        ),
         _row(104, "tagged", now - 60, metadata={"customer": "acme", "agent-runtime.tags": ["nightly"]}, failures=2),
         _row(105, "old-link", now - 90_000, error={"type": "PrinterError", "message": "connection reset by printer"}),
-    ]  # fmt: skip
+    ]
     async with AgentRunner.open(db) as runner:
         for row in rows:
             await runner.queue.commits.commit(None, [Op("queue.insert", (row,))])
@@ -55,14 +59,28 @@ async def _stored(db: Path) -> None:
 
 
 def _row(
-    number: int, name: str, at: float, *, seconds: float = 1.0, error: Any = None, metadata: Any = None,
+    number: int,
+    name: str,
+    at: float,
+    *,
+    seconds: float = 1.0,
+    error: Any = None,
+    metadata: Any = None,
     failures: int = 0,
-) -> RunRow:  # fmt: skip
+) -> RunRow:
     return RunRow(
-        f"0000000{number % 10}-0000-4000-8000-{number:012}", "import", metadata=json.dumps(metadata or {}),
-        run_key=f"{name}-{number}", created_at=at, updated_at=at + seconds, started_at=at, ended_at=at + seconds,
-        status="failed" if error else "succeeded", error=json.dumps(error) if error else None, failures=failures,
-    )  # fmt: skip
+        f"0000000{number % 10}-0000-4000-8000-{number:012}",
+        "import",
+        metadata=json.dumps(metadata or {}),
+        run_key=f"{name}-{number}",
+        created_at=at,
+        updated_at=at + seconds,
+        started_at=at,
+        ended_at=at + seconds,
+        status="failed" if error else "succeeded",
+        error=json.dumps(error) if error else None,
+        failures=failures,
+    )
 
 
 @pytest.fixture
@@ -162,10 +180,13 @@ def test_a_reason_leads_to_the_run_that_it_names(runs: Page) -> None:
 def test_reasons_name_questions_times_errors_and_sources(runs: Page) -> None:
     home = runs.url.partition("#")[0]
     for run, why in (
-        ("refund-1004", "waits for the answer to 'refund'"), ("later-1", "due in "),
-        ("payment-in-doubt", "waits for the review of step 'charge'"), ("import-nightly", "last error: "),
-        ("report-november-fork", "fork of run report-november (report, succeeded)"), ("lost-link", "PrinterError: "),
-    ):  # fmt: skip
+        ("refund-1004", "waits for the answer to 'refund'"),
+        ("later-1", "due in "),
+        ("payment-in-doubt", "waits for the review of step 'charge'"),
+        ("import-nightly", "last error: "),
+        ("report-november-fork", "fork of run report-november (report, succeeded)"),
+        ("lost-link", "PrinterError: "),
+    ):
         runs.goto(f"{home}#/runs?q={run}")
         expect(rows(runs).locator(".why").first).to_contain_text(why)
 

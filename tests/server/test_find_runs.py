@@ -114,11 +114,15 @@ async def test_a_search_continues_after_its_bound(
 @pytest.mark.parametrize(
     ("query", "field"),
     [
-        ({"metadata": "x"}, "metadata.0"), ({"metadata": "=x"}, "metadata.0"), ({"search": ""}, "search"),
-        ({"sort": "name"}, "sort"), ({"min_attempts": "0"}, "min_attempts"), ({"tag": "x" * 129}, "tag"),
+        ({"metadata": "x"}, "metadata.0"),
+        ({"metadata": "=x"}, "metadata.0"),
+        ({"search": ""}, "search"),
+        ({"sort": "name"}, "sort"),
+        ({"min_attempts": "0"}, "min_attempts"),
+        ({"tag": "x" * 129}, "tag"),
         ({"serch": "x"}, "serch"),
     ],
-)  # fmt: skip
+)
 async def test_an_invalid_filter_is_named(client: httpx.AsyncClient, query: Any, field: str) -> None:
     answer = await client.get(f"{API}/runs", params=query)
     assert answer.status_code == 422
@@ -180,8 +184,9 @@ async def test_each_reason_is_named() -> None:
         [child] = await runner.runs(parent="calls")
         assert await why(runner, "calls") == [f"waits for run {child.run_id} (asks, waiting)"]
         assert await why(runner, str(child.run_id)) == [
-            "waits for the answer to 'plan'", "child of run calls (calls, waiting)",
-        ]  # fmt: skip
+            "waits for the answer to 'plan'",
+            "child of run calls (calls, waiting)",
+        ]
         fork = await runner.fork("asks", new_run_id="fork")
         assert fork is not None
         assert (await why(runner, "fork"))[-1] == "fork of run asks (asks, waiting)"
@@ -204,5 +209,6 @@ async def test_a_list_looks_up_a_bounded_number_of_runs(monkeypatch: pytest.Monk
         found = await reasons_of(rig.runner, rows, [None] * 10)
         assert len(reads) == 3
         assert [each[-1]["text"] for each in found[2:4]] == [
-            f"child of run {parents[2]} (p, pending)", f"child of run {parents[3]}",
-        ]  # fmt: skip
+            f"child of run {parents[2]} (p, pending)",
+            f"child of run {parents[3]}",
+        ]

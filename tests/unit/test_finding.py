@@ -31,9 +31,10 @@ from tests.support.runs import Rig
 WORDS = ["reset", "Reset by peer", "r\u00e9set", "\u00c9t\u00e9", 'say "reset"', "a\nb", "", "7", "re"]
 VALUES = st.sampled_from([*WORDS, 7, 70, True, None, {"deep": ["reset"]}, [1, "x"]])
 ERRORS = st.none() | st.builds(
-    lambda kind, words: {"type": kind, "message": words}, st.sampled_from(["ConnectionError", "reset"]),
+    lambda kind, words: {"type": kind, "message": words},
+    st.sampled_from(["ConnectionError", "reset"]),
     st.sampled_from(WORDS),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -47,13 +48,24 @@ def stored_runs(draw: st.DrawFn) -> list[tuple[RunRow, list[Record], str | None]
         metadata = {key: draw(VALUES) for key in draw(st.sets(st.sampled_from("kl")))} | ({TAGS: tags} if tags else {})
         error, version = draw(ERRORS), draw(st.none() | st.sampled_from(["v1", "v2"]))
         row = RunRow(
-            str(UUID(int=n + 1)), draw(st.sampled_from("ab")), json.dumps({"v": draw(VALUES)}),
-            metadata=json.dumps(metadata), created_at=at, updated_at=at, status=status, arrival=0, origin="inline",
-            run_key=draw(st.none() | st.sampled_from(["reset-1", "job"])), tenant=f"t{n}",
-            failures=draw(st.integers(0, 2)), crashes=draw(st.integers(0, 1)), started_at=draw(st.none() | st.just(at)),
-            ended_at=None if live else at + draw(st.integers(0, 3)), error=json.dumps(error) if error else None,
+            str(UUID(int=n + 1)),
+            draw(st.sampled_from("ab")),
+            json.dumps({"v": draw(VALUES)}),
+            metadata=json.dumps(metadata),
+            created_at=at,
+            updated_at=at,
+            status=status,
+            arrival=0,
+            origin="inline",
+            run_key=draw(st.none() | st.sampled_from(["reset-1", "job"])),
+            tenant=f"t{n}",
+            failures=draw(st.integers(0, 2)),
+            crashes=draw(st.integers(0, 1)),
+            started_at=draw(st.none() | st.just(at)),
+            ended_at=None if live else at + draw(st.integers(0, 3)),
+            error=json.dumps(error) if error else None,
             mail_seq=0,
-        )  # fmt: skip
+        )
         began = json.dumps({"code_version": version}) if version else None
         records = [Record(0, ATTEMPT, row.agent, attempt=1, info=began)]
         if draw(st.booleans()):
@@ -74,13 +86,15 @@ def filters(draw: st.DrawFn) -> RunFilter:
         "error_type": draw(st.sampled_from(["ConnectionError", "reset", "Other"])),
         "code_version": draw(st.sampled_from(["v1", "v2", "v3", "v9"])),
         "search": draw(st.sampled_from(["RESET", "r\u00c9set", "\u00e9t\u00e9", 'say "reset"', "a\nb", "7", "deep"])),
-    }  # fmt: skip
+    }
     kept = draw(st.lists(st.sampled_from([*fields]), max_size=2))
     return RunFilter(
-        agent=draw(st.none() | st.just("a")), since=0.5, newest_first=draw(st.booleans()),
+        agent=draw(st.none() | st.just("a")),
+        since=0.5,
+        newest_first=draw(st.booleans()),
         min_attempts=draw(st.sampled_from([1, 1, 2, 3])),
         contents=ContentFilter(**{name: value for name, value in fields.items() if name in kept}),
-    )  # fmt: skip
+    )
 
 
 def values_in(tree: Any) -> Iterator[str]:
@@ -353,7 +367,7 @@ async def test_invalid_tags_are_rejected(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"search": " "}, "search must be a text"),
+        ({"search": " "}, "search must be a string"),
         ({"sort": "name"}, "unknown sort 'name'"),
         ({"metadata": {1: 2}}, "a key of metadata must be a string"),
         ({"tag": ""}, "tag must be a string"),

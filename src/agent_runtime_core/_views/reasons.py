@@ -9,7 +9,7 @@ from .._core.clock import aware
 from .._execution.effects import FORKED_FROM
 from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, SCHEDULE, SET_ASIDE, RunFilter, RunRow, open_questions
 from ..runner.left_runs import REASON as OTHER_CODE
-from ..runner.processes import may_be_claimed
+from ..runner.processes import ProcessInfo, processes
 from ..runner.run_client import RunClient
 from .plain import plain_value
 
@@ -110,7 +110,7 @@ class _Related:
         self._queue, self._visible = runner.queue, visible
         self._named = dict[str, RunRow | None]()
         self._active = dict[tuple[str, str], RunRow | None]()
-        self._claimed = dict[str, bool]()
+        self._processes: list[ProcessInfo] | None = None
 
     async def name(self, run_id: str) -> str | None:
         """Return the name of a run; None if the caller may not see it."""
@@ -140,10 +140,11 @@ class _Related:
 
     async def has_no_worker(self, agent: str) -> bool:
         """Return whether no living process claims the runs of an agent. Some callers may not see the processes."""
-        if agent not in self._claimed:
-            few = self._visible is None and len(self._claimed) < _MOST_LOOKED_UP
-            self._claimed[agent] = not few or await may_be_claimed(self._queue, agent)
-        return not self._claimed[agent]
+        if self._visible is not None or not self._queue.keeps_processes:
+            return False
+        if self._processes is None:
+            self._processes = [each for each in await processes(self._queue) if each.living]
+        return not any(each.claims(agent) for each in self._processes)
 
     async def _may_see(self, row: RunRow) -> bool:
         return self._visible is None or await self._visible(row)

@@ -49,7 +49,6 @@ CONTRACTS: Final = (
 )  # fmt: skip
 SHELLS: Final = ("bash", "zsh", "fish")
 CATCH_UP: Final = ("last", "all", "none")  # of a schedule; the module of schedules is not imported for a parser
-SORTS: Final = ("age", "duration", "cost", "attempts")  # of `runner.runs`, for the same reason
 OVERLAP: Final = ("skip", "queue", "cancel_previous")
 
 _EPILOG = """\
@@ -331,30 +330,26 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
 
 
 def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse.ArgumentParser) -> None:
-    listing = _command(
+    add = _command(
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
         [_filters([_with_tenant([store], _OF_TENANT)])],
-    )  # fmt: skip
-    add = listing.add_argument
+    ).add_argument  # fmt: skip
     add("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
-    add("--search", metavar="TEXT", help="only runs with this text in their id, input, result, errors, messages or "
-        "metadata; without --since, of the last day")  # fmt: skip
+    add("--search", metavar="TEXT", help="only runs with this text in id, input, result, errors, messages, metadata")
     add("--tag", metavar="TAG", help="only runs with this tag")
-    add("--metadata", action="append", type=pair, default=[], metavar="KEY=VALUE",
-        help="only runs with this value in their metadata; repeatable")  # fmt: skip
+    add("--metadata", action="append", type=pair, default=[], metavar="KEY=VALUE", help="in the metadata; repeatable")
     add("--min-attempts", type=positive_int, default=1, metavar="N", help="only runs with at least N attempts")
     add("--error-type", metavar="TYPE", help="only runs whose last error has this type, such as ConnectionError")
     add("--code-version", metavar="VERSION", help="only runs that code of this version began or continues")
     add("--parent", metavar="ID", help="only child runs of this run")
-    add("--sort", choices=SORTS, help="list the greatest values first; without --since, of the last day")
+    add("--sort", choices=("age", "duration", "cost", "attempts"), help="list the greatest values first")
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
-    one = _command(
+    _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [run],
-    )  # fmt: skip
-    one.add_argument("--events", action="store_true", help="also show its events")
+    ).add_argument("--events", action="store_true", help="also show its events")  # fmt: skip
     events = _command(
         commands, "events", ".runs:events", "show the events of a run, or follow them",
         "events order-7 --follow --url agents.db", [run],
@@ -561,11 +556,10 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
                             help="argument of the class, JSON or a string; {tmp} is a new directory and {n} a new "
                             "number for each backend; repeatable")  # fmt: skip
     conforming.add_argument("--case", metavar="TEXT", help="only tests whose name contains this text")
-    scripting = _command(
+    _command(
         commands, "completion", ".completion:completion", "print a script for completion in a shell",
         "completion bash > ~/.local/share/bash-completion/completions/agent-runtime", [plain],
-    )  # fmt: skip
-    scripting.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    ).add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))  # fmt: skip
     migrating = _command(
         commands, "carry-over", ".control:migrate_files", "migrate the files of version 0.5.2 to the present stores",
         "carry-over ~/my_project", [plain],
@@ -589,11 +583,10 @@ def _add_backup(
     )  # fmt: skip
     restoring.add_argument("copy", metavar="COPY", help="what backup has written")
     restoring.add_argument("file", metavar="FILE", help="the new SQLite file; it must not exist")
-    marking = _command(
+    _command(
         commands, "mark-restored", ".backup:mark", "mark the runs of a store that was restored by other means",
         "mark-restored --url redis://localhost:6379/0", [store],
-    )  # fmt: skip
-    marking.add_argument("--force", action="store_true", help="although the store lists living workers")
+    ).add_argument("--force", action="store_true", help="although the store lists living workers")  # fmt: skip
     confirming = _command(
         commands, "restored", ".backup:restored", "confirm that a restored store lacks nothing of a run",
         "restored order-7 --confirm --url agents.db", [one],

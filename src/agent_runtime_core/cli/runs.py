@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from .._core.event_types import EventType
-from .._core.ids import stored_id
 from .._core.validation import did_you_mean
 from .._engines.payloads import in_words
 from .._views.attempts import steps_of
 from .._views.overview import workers_view
 from .._views.plain import without_secrets
-from .._views.runs import list_items, questions_of, summary, waits_of
+from .._views.runs import list_items, plain_metadata, questions_of, summary, waits_of
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnknownRun
 from ..events.event import Event, agent_type, payload_of, shown_type
-from ..queue.contents import without_tags
 from ..queue.records import RunFilter
 from ..runner.finding import Finder
 from ..runner.runner import AgentRunner
@@ -37,7 +35,7 @@ _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 
 async def runs(args: Namespace) -> int:
     async with store.existing_store(args, reads=True) as runner:
-        wanted, note = _filter_of(args), ""
+        wanted, note = await _filter_of(runner, args), ""
         if args.sort is None and wanted == wanted.of_store:
             rows = [row async for row in store.newest_rows(runner, wanted, args.limit)]
         else:
@@ -66,10 +64,10 @@ def _in_short(why: Sequence[dict[str, Any]]) -> str:
     return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 1]}…"
 
 
-def _filter_of(args: Namespace) -> RunFilter:
+async def _filter_of(runner: AgentRunner, args: Namespace) -> RunFilter:
     """Return the filter that the arguments of `runs` are."""
     contents = content_filter(dict(args.metadata), args.tag, args.error_type, args.code_version, args.search)
-    parent = None if args.parent is None else stored_id(args.parent, args.tenant or "")
+    parent = None if args.parent is None else (await store.require_run(runner, args.parent, args.tenant)).run_id
     return store.wanted_runs(args)._replace(
         light=False, without_input=True, newest_first=True, min_attempts=args.min_attempts, contents=contents,
         parent=parent,
@@ -97,7 +95,7 @@ async def show(args: Namespace) -> int:
     async with store.existing_store(args, reads=True) as runner:
         row = await store.require_run(runner, args.id, args.tenant)
         details = await summary(runner, row, end=True)
-        details["input"], details["metadata"] = json.loads(row.input), without_tags(json.loads(row.metadata))
+        details["input"], details["metadata"] = json.loads(row.input), plain_metadata(row)
         details["waiting_for"] = (await waits_of(runner, row))[0]
         details["why"] = (await list_items(runner, [row]))[0]["why"]
         details["questions"] = await questions_of(runner, row)
@@ -164,7 +162,8 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             _print_waits(value, details["questions"], args)
         elif name == "why":
             for each in value:
-                field(name, each["text"])
+                if each["kind"] != "error":  # it is shown as the error
+                    field(name, each["text"])
         elif name == "tags" and value:
             field(name, ", ".join(value))
         elif name not in ("open_approvals", "questions", "tags") and value not in (

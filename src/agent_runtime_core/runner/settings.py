@@ -344,7 +344,7 @@ def content_filter(
     if (wrong := next((key for key in pairs if not isinstance(key, str)), None)) is not None:
         raise must("a key of metadata", "be a string", wrong)
     if search is not None and (not isinstance(search, str) or not search.strip()):
-        raise must("search", "be a text of at least 1 character", search)
+        raise must("search", "be a string that is not empty", search)
     return ContentFilter(
         tuple((key, comparable(value)) for key, value in pairs.items()),
         None if tag is None else checked_tag(tag),
