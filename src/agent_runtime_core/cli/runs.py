@@ -162,7 +162,7 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             _print_waits(value, details["questions"], args)
         elif name == "why":
             for each in value:
-                if each["kind"] != "error":  # it is shown as the error
+                if each["kind"] not in ("error", "question", "wait"):  # these are shown above
                     field(name, each["text"])
         elif name == "tags" and value:
             field(name, ", ".join(value))
