@@ -96,8 +96,8 @@ async def show(args: Namespace) -> int:
         row = await store.require_run(runner, args.id, args.tenant)
         details = await summary(runner, row, end=True)
         details["input"], details["metadata"] = json.loads(row.input), plain_metadata(row)
-        details["waiting_for"] = (await waits_of(runner, row))[0]
         details["why"] = (await list_items(runner, [row]))[0]["why"]
+        details["waiting_for"] = (await waits_of(runner, row))[0]
         details["questions"] = await questions_of(runner, row)
         details["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
