@@ -155,7 +155,7 @@ class Finder:
         what = f"{found.read:,} runs were read" if found.read >= MOST_ROWS else "Many contents were read"
         at = f" back to {aware(start[0]):%Y-%m-%d %H:%M} UTC" if self._wanted.newest_first else ""
         fix = "Choose a shorter time range" if self._sort else "Read the next page, or choose a shorter time range"
-        self._notes.append(f"{what}{at}, and more were not. {fix}.")
+        self._notes.append(f"{what}{at}; there may be more. {fix}.")
 
     def _put_in_order(self, found: Found, limit: int, after: tuple[float, ...] | None) -> None:
         values = self._values
