@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime as _dt
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
@@ -48,6 +48,7 @@ from ..errors import (
     UnknownRun,
     brief,
 )
+from .contents import TAGS, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
@@ -220,7 +221,7 @@ class RunQueue(Backend):
         metadata: Mapping[str, Any] | None = None, priority: int = 0, *, delay: float = 0,
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
-        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None,
+        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, tags: Iterable[str] = (),
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -229,6 +230,8 @@ class RunQueue(Backend):
         if not isinstance(input, Mapping):
             raise must("input", "be a dict", input)
         meta = {} if metadata is None else mapping("metadata", metadata)
+        if tags != () or TAGS in meta:
+            meta = with_tags(meta, tags)
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
         key = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         owner = checked_tenant(tenant) if tenant else ""
@@ -281,7 +284,7 @@ class RunQueue(Backend):
             priority: Greater priorities are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
-                `concurrency_key` (None or "": none), `tenant`.
+                `concurrency_key` (None or "": none), `tenant`, `tags`.
 
         Returns:
             The run; the stored run, if there is a run with that id or idempotency key.
@@ -823,7 +826,13 @@ class RunQueue(Backend):
 
         Args:
             wanted: Which runs.
+
+        Raises:
+            InvalidArgument: The filter has conditions that no store decides.
         """
+        if wanted != wanted.of_store:
+            fix = "Use runner.runs(), which reads at most 10,000 runs for them"
+            raise must("wanted", "not have the conditions min_attempts and contents", Shown("them"), fix)
         texts = (
             wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
             wanted.tenant,

@@ -25,6 +25,7 @@ from ..errors import (
     brief,
     brief_kind,
 )
+from .contents import ContentFilter, RunContents
 
 LIVE = ("pending", "running", "waiting")
 SCHEDULE = "agent-runtime.schedule"  # the agent of the rows of schedules, which are live until they are deleted
@@ -260,6 +261,9 @@ class RunFilter(NamedTuple):
         tenant: The tenant; "": of no tenant; None: any.
         run_key: The run key; None: any.
         without_input: Leave out `input` and `output`, and the fields after `tenant`.
+        min_attempts: At least so many attempts. This condition and `contents` are for `runner.runs`, which reads at
+            most 10,000 runs. Stores do not decide them.
+        contents: Conditions on the contents of the run.
 
     Examples:
         >>> from agent_runtime_core.queue import RunFilter, RunRow
@@ -289,13 +293,28 @@ class RunFilter(NamedTuple):
     tenant: str | None = None
     run_key: str | None = None
     without_input: bool = False
+    min_attempts: int = 1
+    contents: ContentFilter = ContentFilter()
 
-    def admits(self, row: RunRow) -> bool:
+    @property
+    def of_store(self) -> RunFilter:
+        """The same filter without the conditions that stores do not decide."""
+        return self._replace(min_attempts=1, contents=ContentFilter())
+
+    def admits(self, row: RunRow, contents: RunContents | None = None) -> bool:
         """Return whether a row is one of them, apart from `limit`.
 
         Args:
             row: A row.
+            contents: The contents of the run. None: those in the row.
         """
+        return (
+            self._of_row(row)
+            and row.attempt >= self.min_attempts
+            and (self.contents == ContentFilter() or self.contents.admits(contents or row_contents(row)))
+        )
+
+    def _of_row(self, row: RunRow) -> bool:
         return (
             (self.statuses is None or row.status in self.statuses)
             and (self.agent is None or row.agent == self.agent)
@@ -340,6 +359,12 @@ class RunFilter(NamedTuple):
         if self.light:
             return light(row)
         return row.with_values(input="{}", output=None, **_BEHIND_INPUT) if self.without_input else row
+
+
+def row_contents(row: RunRow) -> RunContents:
+    """Return the contents of a run that its row has."""
+    texts = (row.input, row.metadata, row.output, row.error)
+    return RunContents(row.metadata, row.error, None, (row.run_id, row.run_key), texts)
 
 
 class RunCounts(NamedTuple):

@@ -136,6 +136,7 @@ class AgentRun(_TenantRun):
     concurrency_key: str | None = Field(default=None, max_length=512)
     conversation_id: Key | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    tags: list[str] = Field(default_factory=list, description="At most 32 tags of 1 to 128 characters.")
 
 
 def _form_of(body: Any, **forms: str) -> str | None:
@@ -320,6 +321,12 @@ class Page(Shape):
 
     items: list[dict[str, Any]]
     next: str | int | None
+
+
+class Runs(Page):
+    """A page of runs. `note` says which runs were not read, if there are any."""
+
+    note: str | None
 
 
 class Timeline(Page):

@@ -50,6 +50,7 @@ def row_of(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
         concurrency_key=body.concurrency_key, traceparent=traceparent, tenant=caller.tenant, params=body.params,
+        tags=body.tags,
     )  # fmt: skip
 
 
