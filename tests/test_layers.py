@@ -80,6 +80,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
+        "contents",
         "records windows",
         "pools",
         "blocking_claims live_claims payload_fields transitions",
@@ -141,7 +142,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure conversation_history pools run_watcher schedules settings signals",
-        "approvals completion_hooks forking heartbeat processes retention",
+        "approvals completion_hooks finding forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
@@ -186,7 +187,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_views": [
         "plain problems",
-        "attempts events journal overview page queries",
+        "attempts events journal overview page queries reasons",
         "compare messages plan runs",
         "export schedules timeline visibility",
         "read_routes",
@@ -205,18 +206,18 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9195,
-    "runner": 7953,
-    "_execution": 6266,
+    "runner": 8177,
+    "_execution": 6268,
     "persistence": 5901,
     "llm": 3961,
-    "_engines": 6132,
+    "_engines": 6130,
     "_core": 3334,
     "turns": 2991,
-    "server": 3087,
-    "cli": 3354,
+    "server": 3091,
+    "cli": 3404,
     "integrations": 3048,
-    "queue": 3551,
-    "_views": 2365,
+    "queue": 3662,
+    "_views": 2521,
     "tools": 2244,
     "loop": 1733,
     "planning": 1556,
@@ -224,7 +225,7 @@ BUDGET: dict[str, int] = {
     "steps": 1150,
     "events": 1078,
     "inspector": 676,
-    "_journal": 915,
+    "_journal": 908,
     "state": 691,
     "limits": 429,
     "errors": 312,
@@ -240,7 +241,7 @@ BUDGET: dict[str, int] = {
     "retry": 44,
     "__main__": 8,
     "schema": 3,
-    "engines": 18,
+    "engines": 16,
 }
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 700, 60  # lines, without docstrings
