@@ -12,6 +12,7 @@ from .._core.codec.json import decode_known
 from .._core.ids import step_id, stored_id
 from .._core.lazy_import import load
 from .._core.validation import unknown
+from .._engines.payloads import mark_in
 from .._execution.journal_view import JournalView
 from .._execution.usage import charged_by_model, reported_by
 from .._journal.record import DONE, STARTED, Record, is_copied
@@ -35,7 +36,7 @@ from ..registry import Registry
 from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
-from .attempts import step_views
+from .attempts import LIST, LOOP, step_views
 from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .plain import iso_time, plain_of, plain_value, shortened_error
 from .problems import invalid_field
@@ -156,13 +157,27 @@ async def run_view(
         "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
         "ended_at": iso_time(row.ended_at), "scheduled_at": iso_time(row.due_at), "deadline": iso_time(row.deadline),
-        "error_info": error,
+        "error_info": error, "has_messages": _has_messages(records, input_, result), "has_plan": _has_plan(records),
     }  # fmt: skip
     if (tried := _planned_steps(records, agent)) is not None:
         view["steps"], view["next_step"] = tried, None
         if row.status == "succeeded":
             view["result"] = (result.get("final_output") or {}).get("result")
     return view
+
+
+def _has_messages(records: Sequence[Record], input_: Any, result: dict[str, Any]) -> bool:
+    if isinstance(input_, dict) and (input_.get("messages") or mark_in(input_) is not None):
+        return True
+    if result.get("final_messages") or result.get("before"):
+        return True
+    return any(each.name == "model" and each.key.startswith(LOOP) for each in records)
+
+
+def _has_plan(records: Sequence[Record]) -> bool:
+    if any(each.key.startswith(LIST) for each in records):
+        return True
+    return any(each.name == "plan" for each in records) and _of_plans("plan_in")(records) is not None
 
 
 async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
@@ -174,12 +189,12 @@ async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
 def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:
     if agent is None and not any(each.name == "plan" for each in records):
         return None  # most runs: `planning` is not imported
-    return cast("list[dict[str, Any]] | None", _planned()(records, agent))
+    return cast("list[dict[str, Any]] | None", _of_plans("planned_steps")(records, agent))
 
 
-@lru_cache(maxsize=1)
-def _planned() -> Any:
-    return load(".plan:planned_steps", package=__package__)
+@lru_cache(maxsize=2)
+def _of_plans(name: str) -> Any:
+    return load(f".plan:{name}", package=__package__)
 
 
 def _reason(row: RunRow, error: dict[str, Any] | None) -> str:

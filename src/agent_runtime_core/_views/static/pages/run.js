@@ -45,7 +45,7 @@ export function RunPage({ route, runId, tab = "timeline" }) {
       html`<li>${DONE[each.action] || each.action} ${each.name && html`<strong class="break">${each.name}</strong> `}by <strong class="break">${each.by}</strong>, <${Ago} time=${each.at} /></li>`)}</ul>`}
     <div class="folds">${[["Input", run.input], ["Result", run.result], ["Metadata", run.metadata]].filter(([, value]) => hasValue(value)).map(([name, value]) =>
       html`<details key=${name}><summary>${name}</summary><${Json} value=${value} lines=${24} /></details>`)}</div>
-    <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).map((name) =>
+    <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).filter((name) => name === tab || run[`has_${name}`] !== false).map((name) =>
       html`<a key=${name} href=${href(["runs", runId, name])} aria-current=${name === tab ? "page" : null}>${name[0].toUpperCase() + name.slice(1)}</a>`)}</nav>
     ${Tab
       ? html`<${Tab} key=${run.run_id} run=${run} runId=${runId} route=${route} live=${live} />`

@@ -1,7 +1,7 @@
 // The small pages about the whole store: open questions, the queue, usage, agents, and what the store is.
 import { html, useContext, useMemo, useRef, useState } from "../ui.js";
-import { Question, SchemaFields, valueOf } from "../actions.js";
-import { ago, count, localTime, plural, secondsOf, stateName, usd } from "../format.js";
+import { Asked, SchemaFields, titleOf, valueOf } from "../actions.js";
+import { agentName, ago, count, localTime, plural, secondsOf, stateName, usd } from "../format.js";
 import {
   Ago, Button, Confirm, Empty, Facts, Field, Form, Json, Loaded, Notice, PageHead, RunLink, Select, State,
   StateCounts, Table,
@@ -26,7 +26,10 @@ export function ApprovalsPage() {
     <${PageHead} title="Approvals" note=${query.data && plural(query.data.items.length, "open question")} />
     <${Loaded} query=${{ ...query, data: shown.current }}>${({ items, next }) => html`
       ${!items.length && html`<${Empty} title="No run waits for an answer.">Questions of runs appear here as soon as they are asked.<//>`}
-      ${items.map((each) => html`<${Question} key=${each.request_id} question=${each} withRun=${true} onDone=${() => done(each)} />`)}
+      ${items.map((each) => html`<article key=${each.request_id} class="card ask" data-row tabindex="-1">
+        <header><h2>${titleOf(each.name)}</h2><p class="page-note"><${RunLink} run=${each} /><span class="break">${agentName(each)}</span>
+          <${State} state="waiting">asked <${Ago} time=${each.asked_at} /><//></p></header>
+        <${Asked} question=${each} onDone=${() => done(each)} /></article>`)}
       ${next && html`<p class="quiet">The oldest ${MOST} questions are shown. The next ones appear when some of these are answered.</p>`}`}<//>
     ${notice && html`<${Notice} text=${notice} onClose=${() => setNotice(null)} />`}`;
 }
