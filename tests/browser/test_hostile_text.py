@@ -20,8 +20,19 @@ from tests.support.processes import ROOT
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-TABS = ("timeline", "events", "messages", "plan", "journal")
-LISTS = ("runs", "approvals", "queue", "schedules", "dead?state=failed", "usage", "agents", "about")
+TABS = ("timeline", "trace", "events", "messages", "plan", "journal")
+LISTS = (
+    "runs",
+    "dashboard",
+    "approvals",
+    "queue",
+    "workers",
+    "schedules",
+    "dead?state=failed",
+    "usage",
+    "agents",
+    "about",
+)
 #: High enough that windowed lists have all of their rows in the document: of all runs, and of a run with one text.
 #: Chromium paints all of it, which takes the most time of these tests.
 TALL, LOW = 15_000, 3_000

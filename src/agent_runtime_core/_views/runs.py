@@ -313,11 +313,11 @@ def question_view(asked: ApprovalRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-BY: Final = ("agent", "model", "day")
+BY: Final = ("agent", "tenant", "model", "day")
 DEFAULT_SECONDS: Final = 30 * 86_400.0
 _PAGE: Final = 500
 #: Runs that are counted at most, the newest first. By model the journal of each run is read.
-MOST_RUNS: Final = {"agent": 100_000, "day": 100_000, "model": 2_000}
+MOST_RUNS: Final = {"agent": 100_000, "tenant": 100_000, "day": 100_000, "model": 2_000}
 
 _Item = tuple[str, dict[str, Any]]
 
@@ -330,7 +330,7 @@ async def usage_view(
 
     Args:
         runner: The runner on the store.
-        by: "agent", "model" or "day" (of their creation, in UTC).
+        by: "agent", "tenant" ("" for runs without a tenant), "model" or "day" (of their creation, in UTC).
         since: Wall seconds; None for 30 days before `until`.
         until: Wall seconds; None for now.
         tenant: Only runs of this tenant; None for all runs.
@@ -338,8 +338,8 @@ async def usage_view(
     Returns:
         {"by", "since", "until", "complete", "items", "total"}. Each item is {<by>, "runs", "tokens", "prompt_tokens",
         "completion_tokens", "cost_usd"}, the most expensive first. `complete` is False if there are more runs than are
-        counted; `since` is then the creation of the oldest run that was. By agent and day only finished runs have
-        usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
+        counted; `since` is then the creation of the oldest run that was. By agent, tenant and day only finished runs
+        have usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
 
     Raises:
         InvalidArgument: `by` is unknown.
@@ -379,7 +379,7 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
         return [(row, (await _by_model(runner, row)).items()) for row in rows]
     found: list[tuple[RunRow, Iterable[_Item]]] = []
     for row, (_, usage) in zip(rows, await outcomes_of(runner, rows), strict=True):
-        name = row.agent if by == "agent" else f"{aware(row.created_at):%Y-%m-%d}"
+        name = f"{aware(row.created_at):%Y-%m-%d}" if by == "day" else row.tenant if by == "tenant" else row.agent
         found.append((row, [(name, {**usage, "runs": 1})]))
     return found
 
@@ -387,14 +387,14 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
 async def _by_model(runner: RunClient, row: RunRow) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in await runner.state_store.records(row.run_id):
-        for model, usage in _models_in(record):
+        for model, usage in models_in(record):
             sums = found.setdefault(model or "unknown", _nothing())
             _add(sums, {**usage, "runs": 0})
             sums["runs"] = 1
     return found
 
 
-def _models_in(record: Record) -> Iterator[_Item]:
+def models_in(record: Record) -> Iterator[_Item]:
     """Yield what the model call of a record has used, and what its step has charged, under the names of the models."""
     if is_copied(record):
         return

@@ -76,7 +76,7 @@ function wordOf(value) {
 }
 
 /** Whether the question is "yes or no": an agent that names no schema takes true and false, and so may one of several schemas. */
-function isYesOrNo(schema) {
+export function isYesOrNo(schema) {
   return !schema || (schema.anyOf || []).some((each) => kindOf(each) === "boolean") || kindOf(schema) === "boolean" || Object.keys(schema).every((each) => each === "title" || each === "description");
 }
 
