@@ -31,7 +31,7 @@ function Shown({ data }) {
       ["Share that failed", data.ended > 0 && `${((100 * data.failed) / data.ended).toFixed(1)} %`]]} />
     <${Chart} series=${data.series} />
     <section class="section"><h2>Latency</h2>
-      <${Table} label="Latency" head=${["", ["p50", "num"], ["p95", "num"], ["p99", "num"], ["Count", "num"]]} rows=${latencies.map(([kind, text]) => {
+      <${Table} label="Latency" head=${["Latency", ["p50", "num"], ["p95", "num"], ["p99", "num"], ["Count", "num"]]} rows=${latencies.map(([kind, text]) => {
         const { p50, p95, p99, count: number } = data.latency[kind];
         return [text, seconds(p50), seconds(p95), seconds(p99), count(number)];
       })} />
