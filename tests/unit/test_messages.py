@@ -713,15 +713,15 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.submit("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.execute("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.transaction("t", plain)),

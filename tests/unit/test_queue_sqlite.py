@@ -191,7 +191,8 @@ def as_before(old: sqlite3.Connection, version: int) -> None:
     """Give the table of runs the columns and indexes that it had at this version of the schema, from 1 to 3."""
     old.execute("DROP TABLE arc_processes")
     old.execute("DROP TABLE arc_last_run")
-    kept = [name for name in COLUMNS if name not in ("conversation", "questions", "tenant")]
+    old.execute("DROP TABLE arc_shared")
+    kept = COLUMNS[:37]
     runs = old.execute(f"SELECT {', '.join(kept)} FROM arc_runs").fetchall()
     old.execute("DROP TABLE arc_runs")
     for statement in ";\n".join(sqlite.MIGRATIONS[:version]).split(";\n"):
@@ -260,7 +261,7 @@ async def test_a_library_with_an_older_schema_rejects_the_file(tmp_path: Path, m
     await queue.close()
     older = operation_set(sqlite.SQLiteTransitions, sqlite.MIGRATIONS[:-1])
     monkeypatch.setattr(SQLiteQueue, "operation_sets", (older,))
-    with pytest.raises(StorageTooNew, match=r"schema has version 7, written by .*, this library knows 6\. Upgrade"):
+    with pytest.raises(StorageTooNew, match=r"schema has version 8, written by .*, this library knows 7\. Upgrade"):
         SQLiteQueue(tmp_path / "runs.db")
 
 

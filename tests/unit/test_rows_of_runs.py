@@ -178,13 +178,15 @@ async def test_a_file_of_before_keeps_its_numbers_and_lists_its_runs(tmp_path: P
         await runner.run_once()
         before = await runner.queue.find(RunFilter())
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
-        for table in ("arc_runs", "arc_mail", "arc_processes", "arc_last_run"):
+        for table in ("arc_runs", "arc_mail", "arc_processes", "arc_last_run", "arc_shared"):
             conn.execute(f"DROP TABLE {table}")
         for script in MIGRATIONS[:OF_BEFORE]:
             conn.executescript(script)
         # The library of that version names no column.
-        insert = f"INSERT INTO arc_runs VALUES ({', '.join('?' * len(COLUMNS))})"
-        conn.executemany(insert, [*before, before[0]._replace(run_id=RUN, run_key="gone", arrival=9)])
+        columns = COLUMNS[:40]
+        insert = f"INSERT INTO arc_runs VALUES ({', '.join('?' * len(columns))})"
+        last = before[0]._replace(run_id=RUN, run_key="gone", arrival=9)
+        conn.executemany(insert, [row[: len(columns)] for row in (*before, last)])
         conn.execute("DELETE FROM arc_runs WHERE run_id = ?", (RUN,))
         conn.execute("UPDATE arc_schema SET version = ? WHERE concern = 'queue'", (OF_BEFORE,))
     async with opened(path) as runner:
@@ -197,7 +199,7 @@ async def test_a_file_of_before_keeps_its_numbers_and_lists_its_runs(tmp_path: P
         assert (await runner.queue.counts()).runs == {("succeeded", "script"): 3}
         await runner.submit("script", {}, run_id="new")
         assert (await runner.queue.require("new")).arrival == 10
-        with contextlib.closing(sqlite3.connect(path)) as other, pytest.raises(sqlite3.OperationalError, match="41"):
+        with contextlib.closing(sqlite3.connect(path)) as other, pytest.raises(sqlite3.OperationalError, match="44"):
             other.execute(insert, before[0])  # as a library of that version that still has the file open
 
 
@@ -226,5 +228,5 @@ async def test_only_indexes_that_are_not_of_lists_have_a_run_that_is_not_listed(
     )
     # What claims and lookups read. A test of the lists reads each of the others.
     assert sorted(name.removeprefix("arc_runs_") for (name,) in complete) == [
-        "behind", "due", "expired", "head", "idem", "lapsed", "owner", "parent", "ready",
+        "behind", "due", "expired", "head", "idem", "lapsed", "owner", "parent", "ready", "turns",
     ]  # fmt: skip

@@ -69,9 +69,9 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     """Return a new queue.
 
     Args:
-        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
-            None for the configured one: of `backend_url` if that is set, else of `queue_backend`.
-        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom
+            backend. If None, the configured backend: from `backend_url` if that is set, else from `queue_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured path, else
             agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
 
     Raises:

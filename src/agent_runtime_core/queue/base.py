@@ -1,4 +1,4 @@
-"""The queue of runs: which run is claimed by whom, which ones wait, and how they ended."""
+"""The queue of runs: which run is claimed by whom, which runs wait, and how they ended."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MAX_RETRIES: int = _Default(3)
 
 
 def conversation_of(input: Mapping[str, Any]) -> str | None:
-    """Return the conversation that an input names, as `RunRow.conversation` has it."""
+    """Return the conversation that an input names, as in `RunRow.conversation`."""
     value = input.get("conversation_id")
     if not isinstance(value, (str, UUID)) or value == "" or HALF.search(text := str(value)):
         return None
@@ -110,7 +110,7 @@ class RunQueue(Backend):
     2. A run is claimed by one worker at a time. `claim_id` is the fencing token of a claim: every write under a claim
        that has ended or was superseded raises LeaseLost.
     3. Runs are claimed by priority, then in order of arrival; delayed runs when they are due. If very many are due at
-       once, a claim may make only those of the greatest priorities ready, whatever their agents are. A run with an
+       once, a claim may make only the runs of the greatest priorities ready, whatever their agents are. A run with an
        expired lease is claimed again, and that claim counts the crash.
     4. The first terminal status wins: only `reopen` and `take` begin a new generation.
     5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
@@ -127,12 +127,12 @@ class RunQueue(Backend):
     `listen(topic, wake)` is optional: without it, workers poll.
 
     Args:
-        max_retries: Attempts of a run that may fail before it is not retried any more, the first one included.
+        max_retries: Attempts of a run that may fail before it is not retried any more, including the first.
         clock: Source of times and random values.
     """
 
     payload_fields = FIELDS
-    #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
+    #: Whether the queue implements "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
@@ -148,10 +148,10 @@ class RunQueue(Backend):
         self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
         #: Called with the id of each run that is cancelled through this object, so that a worker in this process
-        #: stops it at once.
+        #: stops it immediately.
         self.cancel_listeners: set[Callable[[str], None]] = set()
         self._claim_ids: dict[tuple[str, str], str] = {}
-        #: When the runs that this object has delayed are due by the monotonic clock.
+        #: When the runs that this object delayed are due by the monotonic clock.
         self.delayed_runs: DelayedRuns = DelayedRuns(clock)
         #: Tickets of claims whose reply was lost: they may have claimed runs, which the next claim releases first.
         self.unconfirmed_tickets: set[str] = set()
@@ -161,7 +161,7 @@ class RunQueue(Backend):
         """Read from the store.
 
         Args:
-            what: One of these, with its `args`:
+            what: The name of a read, with its `args`:
                 "row" (run_id), or (run_id, tenant): the RunRow, or None; with a tenant only its run.
                 "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
                     if it is.
@@ -179,7 +179,7 @@ class RunQueue(Backend):
 
     @property
     def holder(self) -> str:
-        """Id of this process for others on the same store; "" if they could not detect that it has ended."""
+        """Id of this process for others on the same store; "" if they could not detect its end."""
         return str(renamed_attribute(getattr(self, "engine", None), "process_id", "holder") or "")
 
     def lease_now(self) -> float:
@@ -274,20 +274,20 @@ class RunQueue(Backend):
         """Store a run and return it once it is durable.
 
         Args:
-            run_id: Its id; None for a new one. Text that is no UUID becomes the `run_key`.
+            run_id: Its id; None for a new id. Text that is no UUID becomes the `run_key`.
             agent_key: Key of its agent.
             input: Its input, which must be JSON-serializable.
             metadata: Its metadata, likewise.
-            priority: Greater ones are claimed first.
+            priority: Greater priorities are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
                 `concurrency_key` (None or "": none), `tenant`.
 
         Returns:
-            The run; the one stored before, if there is one with that id or idempotency key.
+            The run; the stored run, if there is a run with that id or idempotency key.
 
         Raises:
-            IdempotencyConflict: if the one stored before has another agent or input.
+            IdempotencyConflict: if the stored run belongs to another agent or has another input.
 
         Examples:
             >>> import asyncio
@@ -314,7 +314,7 @@ class RunQueue(Backend):
             The stored row.
 
         Raises:
-            IdempotencyConflict: if the one stored before has another agent or input.
+            IdempotencyConflict: if the stored run belongs to another agent or has another input.
         """
         row = await self._assigned_before(row)
         self.delayed_runs.remember_new(row)
@@ -323,7 +323,7 @@ class RunQueue(Backend):
         return stored
 
     async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> Any:
-        """Return what stores a new row in the transaction that the application has open on a connection.
+        """Return what stores a new row in the transaction that the application opened on a connection.
 
         Args:
             row: The row.
@@ -380,7 +380,8 @@ class RunQueue(Backend):
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
-        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns at once.
+        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`. This call returns
+        immediately.
         """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
@@ -577,7 +578,7 @@ class RunQueue(Backend):
         Args:
             run_id: The id of the run.
             worker_id: Name of the worker.
-            success: Whether the run has succeeded; else it failed.
+            success: Whether the run succeeded; else it failed.
             output: The result of the run.
             error: Why the run failed, JSON-serializable.
             claim_id: The id of the claim; None means the last claim of this worker through this object.
@@ -709,16 +710,16 @@ class RunQueue(Backend):
         return Op("queue.post", (run_id, mail))
 
     def ended_op(self, row: RunRow, parent: str, payload: str) -> Op:
-        """Return the operation that tells a parent how its child run has ended, once for each end.
+        """Return the operation that tells a parent how its child run ended, once for each end.
 
-        The generations of a child that was deleted and called again begin at 1 again, but it has another `arrival`.
+        The generations of a child that was deleted and called again begin at 1 again, but its `arrival` differs.
         Without that, its message would be dropped as the message of the deleted child, and its parent would wait for
         ever.
         """
         return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.arrival}:{row.generation}")
 
     async def may_lack_steps(self, run_id: str) -> bool:
-        """Return whether the store was restored, and nobody has confirmed that the copy lacks no step of the run."""
+        """Return whether the store was restored, and no person confirmed that the copy lacks no step of the run."""
         marks = [each.name for each in await self.mail(run_id) if each.kind == RESTORED]
         return bool(marks) and marks[-1] != CONFIRMED
 
@@ -733,20 +734,20 @@ class RunQueue(Backend):
             run_id: The run.
             action: "answer", "cancel" or "resume".
             by: The name of who acts.
-            act_id: Of several with the same id the first one is stored. That of an answer is its id in the mailbox.
+            act_id: Of several acts with the same id the first is stored. The id of an answer is its id in the mailbox.
         """
         return [] if by is None else [self.post_op(run_id, ACTED, action, encode({"by": by}), f"{ACTED}:{act_id}")]
 
     async def cancel(self, run_id: UUID | str) -> bool:
         """Request that a run be cancelled.
 
-        A pending or waiting run is cancelled in the same commit. The worker of a running one is notified.
+        A pending or waiting run is cancelled in the same commit. The worker of a running run is notified.
 
         Args:
             run_id: The id of the run.
 
         Returns:
-            True if the request is stored, False if the run has ended or is unknown.
+            True if the request is stored, False if the run is finished or unknown.
         """
         key, now = stored_id(run_id), self.clock.wall()
         try:
@@ -790,8 +791,8 @@ class RunQueue(Backend):
 
         Args:
             run_id: The run id, or the run key.
-            tenant: Only a run of this tenant. None means any run with that id, or the run without a tenant that has
-                that run key, or else the only tenant's run that has it.
+            tenant: Only a run of this tenant. None means any run with that id, or the run without a tenant with that
+                run key, or else the only tenant's run with that run key.
 
         Raises:
             InvalidArgument: Runs of several tenants have that run key. The message lists the tenants.
@@ -803,7 +804,7 @@ class RunQueue(Backend):
         if row is not None and (row.tenant == owner or (tenant is None and is_uuid(run_id))):
             return row
         if not is_uuid(run_id):
-            # A run that was given to its tenant later has the id that its key alone makes.
+            # The id of a run that was given to its tenant later is the id that its key alone makes.
             wanted = RunFilter(run_key=str(run_id), tenant=tenant, limit=MOST_NAMED + 1, light=True)
             found = await self.find(wanted)
             if len(found) > 1:
@@ -835,10 +836,10 @@ class RunQueue(Backend):
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def counts(self, tenant: str | None = None) -> RunCounts:
-        """Return how many runs are stored, by status and agent, or how many of them a tenant has.
+        """Return how many runs are stored, by status and agent. With a tenant, only its runs are counted.
 
         Args:
-            tenant: Count only the runs of this tenant. None: all.
+            tenant: Count only the runs of this tenant. If None, all.
         """
         found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
         return found.of_runs()
@@ -867,7 +868,7 @@ class RunQueue(Backend):
         return decode_mail(self.payloads, run_id, messages) if messages else messages
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
-        """Return a snapshot of each of these runs; unknown ones are left out.
+        """Return a snapshot of each of these runs; unknown runs are left out.
 
         Args:
             run_ids: The ids of the runs.

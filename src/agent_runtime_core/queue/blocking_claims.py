@@ -111,7 +111,7 @@ class BlockingClaims:
         Args:
             tickets: Its tickets.
             stood: Whether the claim before it was still waiting, and so has claimed nothing.
-            got: Whether it claimed runs at once; otherwise it waits.
+            got: Whether it claimed runs immediately; otherwise it waits.
         """
         if tickets not in self._open:
             return  # it waited and claimed a run before its reply was read

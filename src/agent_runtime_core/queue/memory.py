@@ -27,6 +27,7 @@ from .transitions import RunTransitions, operation_set
 
 TABLES = (
     "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
+    "shared",
 )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ class MemoryTransitions(RunTransitions):
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]
-        found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
+        found: dict[str, RunRow] = {}  # a run that was saved twice is listed twice
         while len(found) < limit:
             tops = [
                 heap for agent in (want.agents or tuple(heaps)) if (heap := self._without_outdated(heaps.get(agent)))
@@ -207,6 +208,16 @@ class MemoryTransitions(RunTransitions):
 
     def drop_process(self, process_id: str) -> None:
         self.tx.drop(self.tx.tables["processes"], process_id)
+
+    def shared(self, name: str) -> str | None:
+        state: str | None = self.tx.tables["shared"].get(name)
+        return state
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.drop(self.tx.tables["shared"], name)
+        else:
+            self.tx.put(self.tx.tables["shared"], name, state)
 
 
 def _is_queued(row: RunRow | None) -> bool:
@@ -268,6 +279,10 @@ def _processes(tx: MemoryTx) -> list[ProcessRow]:
     return [*tx.tables["processes"].values()]
 
 
+def _shared(tx: MemoryTx, prefix: str) -> dict[str, str]:
+    return {name: state for name, state in sorted(tx.tables["shared"].items()) if name.startswith(prefix)}
+
+
 class InMemoryQueue(MemoryBackend, RunQueue):
     """A queue in the memory of this process. Its runs are lost when the process ends."""
 
@@ -283,6 +298,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
     keeps_processes = True

@@ -19,7 +19,7 @@ from .base import RunQueue
 from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
-from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail
+from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
 from .sqlite_find import ALL, checked_row, counts, fetch, find
@@ -75,6 +75,7 @@ _LAPSED = (
     f"SELECT {ALL} FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN"
     f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
 )
+_SAVE_SHARED = "INSERT INTO arc_shared VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state"
 _BEAT = (
     "WITH w AS MATERIALIZED (SELECT r.run_id, r.claim_id FROM arc_runs r"
     " JOIN unnest(?::text[], ?::text[]) AS w (run_id, claim_id) USING (run_id, claim_id)"
@@ -203,7 +204,7 @@ class PostgresTransitions(ServerLeases):
         numbers, groups = list[int](), dict[tuple[str, str], bool]()
         for n, key, tenant in self.tx.execute(_DUE, (wall, DUE_AT_ONCE)):
             group = (key, tenant)
-            # Rows are locked here before keys. So a key that another transaction has is left to the next claim.
+            # Rows are locked here before keys. So a key that another transaction holds is left to the next claim.
             if key is not None and group not in groups:
                 groups[group] = bool(self.tx.execute(_TRY_GROUP, group).fetchone()[0])
             if key is None or groups[group]:
@@ -275,6 +276,17 @@ class PostgresTransitions(ServerLeases):
 
     def drop_process(self, process_id: str) -> None:
         self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
+
+    def shared(self, name: str) -> str | None:
+        self.tx.execute(_LOCK_GROUP, ("", name))
+        row = self.tx.execute("SELECT state FROM arc_shared WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
+        else:
+            self.tx.execute(_SAVE_SHARED, (name, state))
 
 
 def _cells(row: RunRow) -> tuple[Any, ...]:
@@ -370,9 +382,10 @@ class PostgresQueue(PostgresBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
-    # A process cannot see that a process on another machine has ended.
+    # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     keeps_rows = "arc_runs"

@@ -27,7 +27,18 @@ _FLOATS: Final = frozenset({
     "updated_at", "cancel_at",
 })  # fmt: skip
 _INTS: Final = frozenset(
-    {"priority", "held", "generation", "failures", "crashes", "stalls", "mark", "parked", "mail_seq"}
+    {
+        "priority",
+        "held",
+        "generation",
+        "failures",
+        "crashes",
+        "stalls",
+        "mark",
+        "parked",
+        "mail_seq",
+        "concurrency_limit",
+    }
 )
 ROW: Final = ", ".join(f"r.{name}" for name in COLUMNS)
 

@@ -109,6 +109,9 @@ class RunRow(NamedTuple):
         conversation: The `conversation_id` of the input.
         questions: Open questions to a person, as `questions_after` writes them.
         tenant: Whose run it is: a column of each key; "" for a run without a tenant.
+        concurrency_limit: How many live runs of its concurrency key may have `blocked` 0 when this run starts.
+        rate: The rate limit of its starts, as `RateLimit.text` writes it; None: no limit.
+        turn: Runs with different values take turns in claims of equal priority; None: it takes no turns.
     """
 
     run_id: str
@@ -151,6 +154,9 @@ class RunRow(NamedTuple):
     conversation: str | None = None
     questions: str = ""
     tenant: str = ""
+    concurrency_limit: int = 1
+    rate: str | None = None
+    turn: str | None = None
 
     @property
     def attempt(self) -> int:
@@ -189,6 +195,8 @@ class RunRow(NamedTuple):
             raise wrong from error
 
 
+#: Values that lists leave out with the input, because a store may have to read a long input to find them.
+_BEHIND_INPUT = {"concurrency_limit": 1, "rate": None, "turn": None}
 _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
 #: Fields by their names in 0.6.0, which are the names of their columns in SQLite and in the script of Redis.
 _FORMER = {
@@ -247,10 +255,11 @@ class RunFilter(NamedTuple):
         in_doubt: Live, with an open question about a step in doubt.
         newest_first: In descending order of (`created_at`, `arrival`).
         before: With `newest_first`: (created_at, arrival) less than this.
-        light: Leave out `input`, `output` and `metadata`: they are "{}", None and "{}".
+        light: Leave out `input`, `output` and `metadata`: they are "{}", None and "{}". The fields after `tenant` are
+            left out too: they have their defaults.
         tenant: The tenant; "": of no tenant; None: any.
         run_key: The run key; None: any.
-        without_input: Leave out `input` and `output`: they are "{}" and None.
+        without_input: Leave out `input` and `output`, and the fields after `tenant`.
 
     Examples:
         >>> from agent_runtime_core.queue import RunFilter, RunRow
@@ -330,7 +339,7 @@ class RunFilter(NamedTuple):
         """
         if self.light:
             return light(row)
-        return row.with_values(input="{}", output=None) if self.without_input else row
+        return row.with_values(input="{}", output=None, **_BEHIND_INPUT) if self.without_input else row
 
 
 class RunCounts(NamedTuple):
@@ -511,7 +520,7 @@ def answered_request(msg_id: str) -> str | None:
 
 def light(row: RunRow) -> RunRow:
     """Return the row without its input, output and metadata; see `RunFilter.light`."""
-    return row.with_values(input="{}", output=None, metadata="{}")
+    return row.with_values(input="{}", output=None, metadata="{}", **_BEHIND_INPUT)
 
 
 class OpenQuestion(NamedTuple):

@@ -95,6 +95,10 @@ async def _last_arrival(engine: RedisEngine) -> int:
     return int(await engine.ask("queue.last_arrival"))
 
 
+async def _shared(engine: RedisEngine, prefix: str) -> dict[str, str]:
+    return dict(sorted(as_list(await engine.ask("queue.shared", prefix))))
+
+
 async def _row(engine: RedisEngine, *args: Any) -> Any:
     return await engine.ask("queue.row", *args)
 
@@ -192,9 +196,10 @@ class RedisQueue(RedisBackend, RunQueue):
         "row": _row,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
-    # A process cannot see that a process on another machine has ended.
+    # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     mail_count = "queue.mail_count"

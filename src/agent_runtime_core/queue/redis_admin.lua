@@ -287,6 +287,16 @@ ops['queue.drop_process'] = function(process)
   return null
 end
 
+-- States that all processes share: a hash by their names.
+
+ops['queue.shared'] = function(prefix)
+  local found, all = {}, call('HGETALL', P .. 'shared')
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, #prefix) == prefix then found[#found + 1] = {all[i], all[i + 1]} end
+  end
+  return found
+end
+
 -- Reads.
 
 ops['queue.last_arrival'] = function()
@@ -310,11 +320,10 @@ end
 -- Returns the row as JSON, without what a filter leaves out: RunFilter.shortened in records.py.
 local function shown(row, wanted)
   if not (wanted.light or wanted.without_input) then return told(row).raw end
-  local input, output, metadata = row[INPUT], row[OUTPUT], row[METADATA]
-  row[INPUT], row[OUTPUT], row[METADATA] = '{}', null, wanted.light and '{}' or metadata
-  local json = cjson.encode(row)
-  row[INPUT], row[OUTPUT], row[METADATA] = input, output, metadata
-  return json
+  local short = {unpack(row)}
+  short[INPUT], short[OUTPUT], short[METADATA] = '{}', null, wanted.light and '{}' or row[METADATA]
+  short[CONCURRENCY_LIMIT], short[RATE], short[TURN] = 1, null, null
+  return cjson.encode(short)
 end
 
 -- Returns [where to continue, [row, ...]] as JSON: of the runs {where, run} those for which will_do(row) is true.

@@ -166,7 +166,8 @@ local function get(run)
       local row = cjson.decode(stored)
       local old = row[QUESTIONS] == nil  -- of an older release, so it is in no list
       if old then row[CONVERSATION], row[QUESTIONS] = null, '' end
-      row[TENANT] = row[TENANT] or ''
+      row[TENANT], row[CONCURRENCY_LIMIT] = row[TENANT] or '', row[CONCURRENCY_LIMIT] or 1
+      row[RATE], row[TURN] = row[RATE] or null, row[TURN] or null
       known = {row = row, json = stored, unlisted = old, was = state_of(row)}
       tx.rows[run] = known
     end

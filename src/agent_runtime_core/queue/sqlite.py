@@ -14,7 +14,7 @@ from .._core.codec.json import encode
 from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
-from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of
+from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of, end_of_prefix
 from .sqlite_find import ALL, BATCH, agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
 
@@ -25,9 +25,10 @@ _N = COLUMNS.index("n")
 _INDEXES = tuple(index for index in range(len(COLUMNS)) if index != _N)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
-    "parent_id", "lane", "conversation", "tenant",
+    "parent_id", "lane", "conversation", "tenant", "concurrency_limit", "rate", "turn",
 )  # fmt: skip
 _CHANGEABLE = tuple(index for index in _INDEXES if COLUMNS[index] not in _FIXED)
+_ALL_7 = ", ".join(COLUMNS[:40])  # the columns of script 7
 
 # The last script makes the table of runs again, so its indexes are left out of the scripts before.
 MIGRATIONS = (
@@ -62,9 +63,9 @@ UPDATE arc_runs SET conversation = lower(conversation)
     pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
     holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
     """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT ''""",
-    # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` has the number of a run
-    # that was the last one when it was deleted. The columns that may be long are last, so that the first page of a row
-    # has all others. An older library that still has the file open cannot store a run without `listed`.
+    # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` contains the number of a
+    # run that was the last run when it was deleted. The columns that may be long are last, so that the first page of a
+    # row contains all others. An older library that still uses the file cannot store a run without `listed`.
     f"""ALTER TABLE arc_runs RENAME TO arc_runs_6;
 CREATE TABLE arc_runs (
     listed INTEGER NOT NULL DEFAULT 1, run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, digest TEXT NOT NULL,
@@ -76,7 +77,7 @@ CREATE TABLE arc_runs (
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, mail_seq INTEGER NOT NULL, n INTEGER PRIMARY KEY,
     questions TEXT NOT NULL, metadata TEXT NOT NULL, error TEXT, output TEXT, input TEXT NOT NULL);
-INSERT INTO arc_runs ({ALL}) SELECT {ALL} FROM arc_runs_6;
+INSERT INTO arc_runs ({_ALL_7}) SELECT {_ALL_7} FROM arc_runs_6;
 CREATE TABLE arc_last_run (n INTEGER NOT NULL);
 INSERT INTO arc_last_run SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'arc_runs_6';
 DROP TABLE arc_runs_6;
@@ -109,6 +110,14 @@ CREATE INDEX arc_runs_asking ON arc_runs (created_at, n, tenant)
     WHERE questions <> '' AND ended_at IS NULL AND listed = 1;
 CREATE INDEX arc_runs_in_doubt ON arc_runs (created_at, n, tenant)
     WHERE instr(questions, ' in_doubt:') > 0 AND ended_at IS NULL AND listed = 1""",
+    """ALTER TABLE arc_runs ADD COLUMN concurrency_limit INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE arc_runs ADD COLUMN rate TEXT;
+ALTER TABLE arc_runs ADD COLUMN turn TEXT;
+DROP INDEX arc_runs_head;
+CREATE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
+CREATE INDEX arc_runs_turns ON arc_runs (agent, priority DESC, turn, n)
+    WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE TABLE arc_shared (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID""",
 )
 
 _INSERT = (
@@ -119,7 +128,7 @@ _INSERT = (
 _INSERT_COPIED = f"INSERT INTO arc_runs ({ALL}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _INSERT_NEW = f"{_INSERT} ON CONFLICT (run_id) DO NOTHING"
 _LIST = "UPDATE arc_runs SET listed = 1 WHERE n > ? AND n <= ?"
-# Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted one with its id.
+# Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted run with its id.
 _KEEP_LAST = "UPDATE arc_last_run SET n = ? WHERE n < ? AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?)"
 _KEEP_AT_LEAST = "UPDATE arc_last_run SET n = ? WHERE n < ?"
 _LAST_ARRIVAL = "SELECT max((SELECT n FROM arc_last_run), coalesce((SELECT max(n) FROM arc_runs), 0))"
@@ -141,7 +150,7 @@ _MAKE_FIRST_READY = (
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
-# The statements of claims name their indexes: SQLite would rather use those of lists, which have more entries.
+# The statements of claims name their indexes: SQLite would rather use the larger indexes of lists.
 _EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
 _LAPSING = "arc_runs INDEXED BY arc_runs_lapsed"
 _CLAIMED = "status = 'running' AND origin = ''"
@@ -287,7 +296,7 @@ class SQLiteTransitions(RunTransitions):
         return found[:limit]
 
     def _expire_dead_processes(self) -> None:
-        """End the leases of dead processes at once."""
+        """End the leases of dead processes immediately."""
         engine = self.tx.engine
         now = engine.clock.boot()
         if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:
@@ -348,6 +357,16 @@ class SQLiteTransitions(RunTransitions):
 
     def drop_process(self, process_id: str) -> None:
         self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
+
+    def shared(self, name: str) -> str | None:
+        row = self.tx.execute("SELECT state FROM arc_shared WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        if state is None:
+            self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
+        else:
+            self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
 
 
 def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
@@ -414,6 +433,13 @@ def _processes(view: sqlite3.Connection) -> list[ProcessRow]:
     return [row._replace(agents=tuple(json.loads(str(row.agents)))) for row in rows]
 
 
+_SHARED = "SELECT name, state FROM arc_shared WHERE name >= ? AND name < ? ORDER BY name"
+
+
+def _shared(view: sqlite3.Connection, prefix: str) -> dict[str, str]:
+    return dict(view.execute(_SHARED, (prefix, end_of_prefix(prefix))).fetchall())
+
+
 class SQLiteQueue(SQLiteBackend, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
@@ -431,6 +457,7 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
         "next_due": _next_due,
         "processes": _processes,
         "last_arrival": _last_arrival,
+        "shared": _shared,
     }
 
     keeps_processes = True

@@ -307,6 +307,31 @@ class RunTransitions(ABC):
         """
         raise NotSupported(f"{type(self).__name__} does not define drop_process, so it lists no processes")
 
+    def shared(self, name: str) -> str | None:
+        """Return a state that all processes share, such as the last starts of a rate limit. None: there is none.
+
+        The transaction locks the name: no other transaction reads or changes the state until this one ends.
+
+        Args:
+            name: The name of the state.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define shared, so it keeps no limits of several runs")
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        """Store or replace a state that all processes share, or delete it.
+
+        Args:
+            name: The name of the state.
+            state: The state. None: delete it.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define save_shared, so it keeps no limits of several runs")
+
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease has to expire instead.
 

@@ -22,11 +22,11 @@ async def vacuum(
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
     for status, age in retention.items():
-        # By pages, each after the last one: a row that a damaged index lists and cannot find is not read forever.
+        # By pages, each after the last page: a row that a damaged index lists and cannot find is not read forever.
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].arrival > wanted.after:
             for row in rows:
-                # It has been resumed since. Or without its key it cannot be deleted before its children.
+                # It was resumed since. Or without its key it cannot be deleted before its children.
                 with contextlib.suppress(RowChanged, *UNREADABLE):
                     await forget(backends, row, stores)
                     deleted += 1
@@ -47,7 +47,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
         stores: Further stores, which delete the fence of its last claim.
 
     Raises:
-        RowChanged: The run is live, or has been restarted since it was read.
+        RowChanged: The run is live, or was restarted since it was read.
     """
     run_id = seen.run_id
     # Read again: the first read may be old, and another run may have the id now.

@@ -39,9 +39,9 @@ class RunnerConfig:
             count. An agent may have its own limit, which may be higher.
         heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis and
             PostgreSQL the default is 10.
-        lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed. On Redis
-            and PostgreSQL the default is 30.
-        max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        lease_ttl_seconds: Time after which another worker takes over the runs of a crashed worker. On Redis and
+            PostgreSQL the default is 30.
+        max_retries: Failed attempts after which a run is `failed`, including the first attempt. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
             the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.
         other_code_timeout_seconds: How long workers leave a run to each other that code of another version began. After
@@ -52,7 +52,7 @@ class RunnerConfig:
         grace_seconds: Time for active runs to finish on shutdown, for a `cancel` hook to release what its run
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
-        limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
+        limits: Limits of the agent loop of each run. An agent and a run can only set stricter limits.
         max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
         keep_unanswered: Whether a run that failed or timed out leaves in its conversation also the user's messages that
             no complete turn follows, marked as unanswered.
@@ -98,7 +98,7 @@ class RunnerConfig:
         return self.lease_ttl_seconds * 2 / 3
 
     def on(self, queue: RunQueue) -> RunnerConfig:
-        """Return the settings of a runner on a queue, which recommends values where the user has set none.
+        """Return the settings of a runner on a queue, which recommends values where the user set none.
 
         Args:
             queue: The queue of the runner.
@@ -112,7 +112,7 @@ class RunnerConfig:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:
-        """Return the settings of a runner that the process's configuration has.
+        """Return a RunnerConfig with the values of the process configuration.
 
         Args:
             config: The settings of the process.
@@ -132,7 +132,7 @@ class _Name(SettingType):
             raise must(called, f"be {self.wanted}", self.shown(value)) from None
 
 
-#: The settings that a runner takes from those of the process.
+#: The settings that a runner takes from the settings of the process.
 _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTINGS]
 _SETTINGS = {
     "worker_id": _Name("a string of 1 to 512 characters without control characters", lambda value: True),
@@ -274,9 +274,9 @@ def checked_input(input: Any, params: Any, input_data: Any = None) -> dict[str, 
 
 
 def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
-    """Return the concurrency key of a run: the one that was passed, else that of its conversation.
+    """Return the concurrency key of a run: the passed key, else the key of its conversation.
 
-    A child run has none by default: its parent, which waits for it, may hold the slot.
+    By default a child run has none: its parent, which waits for it, may hold the slot.
     """
     if key is not None or parent is not None or not isinstance(input, Mapping):
         return key
@@ -294,7 +294,7 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
         return checked_name("concurrency_key", key)
     except (
         InvalidArgument
-    ):  # too long, or with line breaks: an id may be any string, and the user has not chosen this key
+    ):  # too long, or with line breaks: an id may be any string, and the user did not choose this key
         return f"conversation:{conversation_id(conversation)}"
 
 
@@ -340,7 +340,7 @@ def _statuses(status: RunStatus | str | Sequence[RunStatus | str] | None) -> tup
 
 
 def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
-    """Return the error for a `take` without a claim: another process executes the run, or another run has its slot."""
+    """Return the error for a `take` without a claim: another process executes the run, or its slot is in use."""
     worker = there.worker if there.status == "running" else None
     since = there.claimed_at if worker else None
     return RunBusy(
