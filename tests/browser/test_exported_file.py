@@ -158,6 +158,9 @@ def test_hostile_texts_are_only_text(tmp_path: Path, disk: Disk) -> None:
         for part in PARTS if name == "elements" else PARTS[:1]:
             parts = page.get_by_role("navigation", name="Parts of the run")
             link = parts.get_by_role("link", name=part.capitalize(), exact=True)
+            if part == "plan":
+                expect(link).to_have_count(0)
+                continue
             link.click()
             expect(link).to_have_attribute("aria-current", "page")
             expect(page.locator("main .loading", has_text="Loading…")).to_have_count(0)

@@ -142,8 +142,8 @@ def test_the_page_of_a_fork_says_who_forked_it(idle: Served, open_page: OpenPage
 def test_the_dashboard_has_the_numbers_of_the_store(idle: Served, open_page: OpenPage) -> None:
     page = open_page(idle.ready["sign_in"])
     visit(page, "dashboard")
-    expect(page.get_by_label("Time")).to_have_value("day")
-    page.get_by_label("Time").select_option("week")
+    expect(page.get_by_label("Time", exact=True)).to_have_value("day")
+    page.get_by_label("Time", exact=True).select_option("week")
     page.wait_for_url("**window=week")
     found = read_json(idle, "dashboard?window=week")
     assert found["complete"]

@@ -37,10 +37,10 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
     Returns:
         {"total", "by_status", "by_agent", "oldest_pending_at", "oldest_pending_seconds", "due_later", "waiting",
         "concurrency_keys", "workers", "complete"}. `by_agent` has the numbers of runs by status for each agent, and
-        `waiting` those of waiting runs by reason. A concurrency key has the run that is active and the number of runs
-        queued behind it; a worker has its runs and when the first and the last of their leases end. The oldest pending
-        run is the one that has been due for the longest time. These three come from the first 400 rows of each status,
-        and `complete` says whether those are all.
+        `waiting` the numbers of waiting runs by reason. A concurrency key has the run that is active and the number of
+        runs queued behind it; a worker has its runs and when the first and the last of their leases end. The oldest
+        pending run is the run that has been due for the longest time. Keys, workers and this run come from the first
+        400 rows of each status, and `complete` says whether there are no more rows.
     """
     queue = runner.queue
     counts, now = await queue.counts(tenant), queue.clock.wall()
