@@ -78,6 +78,7 @@ export function usePages(path, params, { cursor = "cursor", every = 0, itemsOf =
   const [state, setState] = useState({ key: null });
   const [turn, setTurn] = useState(0);
   const busy = useRef(null);
+  const wasRead = useRef(false); // whether it was read again and again
   const current = state.key === key ? state : { items: [], next: undefined, error: null, loading: true };
   const readFrom = async (from, before) => {
     const abort = new AbortController();
@@ -102,6 +103,11 @@ export function usePages(path, params, { cursor = "cursor", every = 0, itemsOf =
     const timer = setTimeout(() => document.hidden || busy.current || readFrom(current.from, current.before), current.rest);
     return () => clearTimeout(timer);
   }, [every, state]);
+  useEffect(() => {
+    // It is read once more after the end of the run, for its last items.
+    if (wasRead.current && !every) setTurn((before) => before + 1);
+    wasRead.current = every > 0;
+  }, [every > 0]);
   return {
     items: current.items, error: current.error, loading: current.loading,
     complete: current.next === null,
