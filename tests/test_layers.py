@@ -214,7 +214,7 @@ BUDGET: dict[str, int] = {
     "cli": 3223,
     "integrations": 3044,
     "queue": 3344,
-    "_views": 2555,
+    "_views": 2558,
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,

@@ -89,10 +89,10 @@ def test_questions_are_filtered_sorted_and_opened(idle: Served, open_page: OpenP
     visit(page, "approvals")
     rows = page.get_by_role("region", name="Open questions").locator("tbody tr")
     expect(rows).to_have_count(3)
-    oldest = rows.locator("td:nth-of-type(1)").all_inner_texts()
+    oldest = rows.locator("td a").all_inner_texts()
     page.get_by_label("Order").select_option("newest")
     expect(rows.first).to_contain_text(oldest[-1])
-    assert rows.locator("td:nth-of-type(1)").all_inner_texts() == oldest[::-1]
+    assert rows.locator("td a").all_inner_texts() == oldest[::-1]
     page.get_by_label("Agent").select_option("payment")
     expect(rows).to_have_count(1)
     page.get_by_label("Agent").select_option("")

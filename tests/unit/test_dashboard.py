@@ -111,6 +111,20 @@ async def test_a_live_run_is_counted_when_it_ends() -> None:
         assert (only["ended"], only["runs"]) == (1, 1)
 
 
+async def test_the_steps_of_new_runs_are_counted_however_many_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "MOST_JOURNALS", 1)
+    registry = Registry()
+    registry.register(Waiter())
+    async with AgentRunner.open("memory://", registry=registry) as runner:
+        board = Dashboard(None)
+        for number in range(1, 4):
+            await runner.submit("waiter", run_id=f"run-{number}")
+            await runner.signal(f"run-{number}", "go")
+            while await runner.run_once():
+                pass
+            assert (await board.view(runner, "hour"))["latency"]["step"]["count"] == number
+
+
 def test_percentiles_are_exact_within_five_percent() -> None:
     chance = random.Random(3)
     times = [chance.expovariate(1 / 3) + 0.001 for _ in range(2000)]

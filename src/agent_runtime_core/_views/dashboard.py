@@ -20,7 +20,7 @@ from .runs import models_in
 WINDOWS: Final = {"hour": (3_600, 300), "day": (86_400, 3_600), "week": (604_800, 21_600)}
 #: Runs that are counted at most, the newest first.
 MOST_RUNS: Final = 100_000
-#: Journals that are read at most: those of the runs that ended last. They have the steps and model calls.
+#: Journals of older runs that are read at most, and of new runs that wait to be read. They have the steps and calls.
 MOST_JOURNALS: Final = 2_000
 _WEEK: Final = 604_800
 _BUCKET: Final = 300  # seconds
@@ -115,7 +115,7 @@ class Dashboard:
             if rows:
                 self._last = rows[-1].arrival
                 self._read += len(rows)
-                await self._add(runner, rows)
+                await self._add(runner, rows, ())
                 return True
         if self._complete or self._read >= MOST_RUNS:
             return False
@@ -140,11 +140,11 @@ class Dashboard:
             rows += [row for row in await runner.queue.find(wanted) if row.run_id == each.run_id]
         await self._add(runner, rows, {each.run_id for each in ended if each.started_at})
 
-    async def _add(self, runner: RunClient, rows: Sequence[RunRow], known: Collection[str] = ()) -> None:
-        """Count runs. The start of a `known` run was counted before."""
+    async def _add(self, runner: RunClient, rows: Sequence[RunRow], known: Collection[str] | None = None) -> None:
+        """Count runs: older ones, or with `known` new ones. The start of a known run was counted before."""
         done = [row for row in rows if row.status not in LIVE and row.ended_at is not None]
         for row in rows:
-            if row.started_at and row.run_id not in known:
+            if row.started_at and row.run_id not in (known or ()):
                 self._count(row.started_at, ("number", "started"))
                 self._time(row.started_at, "queue", row.started_at - row.created_at)
             if row.status in LIVE and len(self._live) < _MOST_LIVE:
@@ -160,7 +160,10 @@ class Dashboard:
                 self._named(at, "error", str((error or {}).get("type") or row.status))
             for kind, name in (("agent", row.agent), ("tenant", row.tenant)):
                 self._spent(at, kind, name, usage.get("cost_usd"), usage.get("total_tokens"))
-        self._unread += done[: max(MOST_JOURNALS - self._journals - len(self._unread), 0)]
+        if known is None:
+            self._unread += done[: max(MOST_JOURNALS - self._journals - len(self._unread), 0)]
+        else:
+            self._unread = [*done[::-1], *self._unread][:MOST_JOURNALS]
 
     def _add_records(self, row: RunRow, records: Iterable[Record]) -> None:
         for record in records:

@@ -69,7 +69,7 @@ function Questions({ items, filters, open, change, onDone }) {
   const rows = items.map((each) => [
     html`<span class="picked">${may && select(each)}<button type="button" data-row class="link break" aria-pressed=${each.request_id === open}
       onClick=${() => change({ open: each.request_id })}>${titleOf(each.name)}</button></span>`,
-    html`<${RunLink} run=${each} />`, html`<span class="break">${agentName(each)}</span>`, html`<${Ago} time=${each.asked_at} />`,
+    html`<${RunLink} run=${each} /><div class="quiet small break">${agentName(each)}</div>`, html`<${Ago} time=${each.asked_at} />`,
   ]);
   const finished = (text) => {
     setSelected([]);
@@ -81,7 +81,7 @@ function Questions({ items, filters, open, change, onDone }) {
     <${Split} title=${question && titleOf(question.name)} onClose=${() => change({ open: null })}
         detail=${question && html`<p class="page-note"><${RunLink} run=${question} /> <span class="break">${agentName(question)}</span> asked <${Ago} time=${question.asked_at} /></p>
           <${Asked} key=${question.request_id} question=${question} onDone=${() => finished(`Answered. The run ${runName(question)} continues.`)} />`}>
-      <${Table} label="Open questions" head=${["Question", "Run", "Agent", "Asked"]} rows=${rows} /><//>
+      <${Table} label="Open questions" head=${["Question", "Run", ["Asked", "num"]]} rows=${rows} /><//>
     ${dialog && html`<${AnswerAll} ...${dialog} onDone=${finished} onClose=${() => setDialog(null)} />`}`;
 }
 
