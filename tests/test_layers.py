@@ -193,6 +193,7 @@ ROWS: dict[str, list[str]] = {
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
+        "consent help",
         "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
         "worker",
         "completion main serve",
@@ -203,15 +204,15 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9195,
-    "runner": 7880,
+    "runner": 7887,
     "_execution": 6046,
     "persistence": 5901,
     "llm": 3946,
     "_engines": 6132,
     "_core": 3334,
-    "turns": 2990,
+    "turns": 2991,
     "server": 3095,
-    "cli": 3223,
+    "cli": 3331,
     "integrations": 3044,
     "queue": 3344,
     "_views": 2558,

@@ -411,7 +411,8 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
 
     for verb in ("signal", "approve"):
-        over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
+        what = "signal" if verb == "signal" else "answer"
+        over = (1, "", f"agent-runtime: run 'asks' has finished (succeeded), so it accepts no {what}\n")
         assert run(verb, "asks", "go", "--url", parked) == over
         missing = "run 'nix' not found. The newest run is 'asks'."
         assert run(verb, "nix", "go", "--url", parked)[::2] == (1, f"agent-runtime: {missing}\n")
@@ -459,7 +460,7 @@ def test_a_message_is_sent_to_an_agent(run: Run, url: str) -> None:
     code, out, err = run("send", "reads", "three", "--url", url)
     assert (code, out) == (1, "")
     assert err == (
-        "agent-runtime: run 'reads' has succeeded and accepts no messages. "
+        "agent-runtime: run 'reads' has succeeded, so it accepts no messages. "
         "Start a new run: runner.submit('reader', {'messages': [...]})\n"
     )
     assert run("send", "nix", "text", "--url", url)[0] == 1
@@ -509,9 +510,11 @@ def test_a_run_is_forked(run: Run, url: str) -> None:
 
 def test_old_runs_are_deleted(run: Run, url: str) -> None:
     assert run("vacuum", "--retention", "failed=3600", "--url", url) == (0, "0 runs deleted\n", "")
+    would = run("vacuum", "--retention", "failed=0", "--dry-run", "--url", url)
+    assert would == (0, "1 run would be deleted\n", "")
     assert run("vacuum", "--retention", "failed=0", "--url", url) == (0, "1 run deleted\n", "")
     code, out, _ = run("vacuum", "--retention", "dead=0", "--retention", "succeeded=1e9", "--json", "--url", url)
-    assert (code, json.loads(out)) == (0, {"deleted": 2})
+    assert (code, json.loads(out)) == (0, {"deleted": 2, "dry_run": False})
     assert statuses(url) == {"good": "succeeded", "queued": "pending"}
 
 
@@ -610,10 +613,14 @@ def test_ids_that_are_not_there_or_not_dead_are_told_and_the_others_done(verb: s
 @pytest.mark.parametrize(("verb", "left"), [("requeue", {"poison": "pending", "toxic": "pending"}), ("discard", {})])
 def test_all_dead_letters_at_once(verb: str, left: dict[str, str], run: Run, url: str) -> None:
     before = statuses(url)
-    code, out, _ = run("dead", verb, "--all", "--url", url)
+    yes = ["--yes"] if verb == "discard" else []
+    would = f"2 runs would be {verb}{'d' if verb == 'requeue' else 'ed'}\n"
+    assert run("dead", verb, "--all", "--dry-run", "--url", url) == (0, would, "")
+    assert statuses(url) == before
+    code, out, _ = run("dead", verb, "--all", *yes, "--url", url)
     assert (code, out.split()[:2]) == (0, ["2", "runs"])
     assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
-    assert run("dead", verb, "--all", "--url", url)[1].split()[0] == "0"
+    assert run("dead", verb, "--all", *yes, "--url", url)[1].split()[0] == "0"
     assert run("dead", verb, "--url", url)[0] == 2
     assert run("dead", verb, "--all", "bad", "--url", url)[0] == 2
     assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
@@ -655,9 +662,8 @@ def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
 def test_nothing_is_looked_for_in_memory(command: list[str], options: list[str], run: Run) -> None:
     code, out, err = run(*command, *options)
     assert (code, out) == (2, "")
-    assert err.startswith(
-        "agent-runtime: the store must not be in memory, where other processes cannot see its runs. Use --url"
-    )
+    problem = "other processes cannot see the runs of a store in memory" if options else "no store was named"
+    assert err == f"agent-runtime: {problem}. Pass --url agents.db, or set AGENT_RUNTIME_BACKEND_URL\n"
 
 
 # -- workers: what is worked for
@@ -699,9 +705,12 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:broken", "() failed: LookupError: no such thing"),
         ("{m}:later", "must be a sync function"),
         ("{m}:inner", "must not store runs in memory"),
-        ("torn:x", "torn cannot be imported: SyntaxError"),
-        ("program:x", 'Move that line under if __name__ == "__main__":'),
-        ("script:x", 'Move that line under if __name__ == "__main__":'),
+        ("torn:x", "module 'torn' cannot be imported: SyntaxError"),
+        (
+            "program:x",
+            "module 'program' runs a program when it is imported (asyncio.run). Move that line under `if __na",
+        ),
+        ("script:x", "module 'script' runs a program when it is imported (sys.exit). Move that line under `if __na"),
         ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
 )
@@ -732,8 +741,8 @@ def test_a_worker_on_a_server_that_is_not_there_says_so(module: str, run: Run) -
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--url", "memory://"], "the store must not be in memory"),
-        ([], "the store must not be in memory"),
+        (["--url", "memory://"], "other processes cannot see the runs of a store in memory"),
+        ([], "no store was named. Pass --url"),
         (["--url", "http://me:secret@host/0"], "'http://***@host/0'"),
         (["--url", "torn.py"], "torn.py is not a readable database"),
         (["--url", "no/such/runs.db"], "no/such"),
@@ -891,8 +900,8 @@ def test_a_run_that_failed_takes_no_answer(run: Run, url: str) -> None:
         code, _, err = run("approve", "bad", "plan", *options, "--url", url)
         assert (code, err) == (
             1,
-            "agent-runtime: run 'bad' has finished (failed) and accepts no messages. To continue it, use agent-runtime "
-            "resume bad\n",
+            "agent-runtime: run 'bad' has finished (failed), so it accepts no answer. To continue it, use "
+            "agent-runtime resume bad\n",
         )
 
 

@@ -16,9 +16,9 @@ _YEAR_10000: Final = 253_402_300_800.0
 
 
 def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
-    """Return a number of seconds from `least` to below `TOO_LATE` as a float, or raise InvalidArgument."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
-        raise must(name, f"be a number of seconds of at least {least:g} and below {TOO_LATE:g}", value)
+    """Return a number of seconds from `least` to `TOO_LATE` as a float, or raise InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= TOO_LATE:
+        raise must(name, f"be from {least:g} to {TOO_LATE:,.0f} seconds", value)
     return float(value)
 
 

@@ -35,7 +35,7 @@ class ReadingCodec:
 
     def encode(self, text: str, *, context: str) -> str:
         """Raise NotSupported."""
-        raise NotSupported("contents that are only shown cannot be written. Use a process with the payload codec")
+        raise NotSupported("cannot write encrypted contents without their key. Set payload_codec in this process")
 
     def decode(self, text: str, *, context: str) -> str:
         """Return the text, or the JSON object `{"encrypted": {"key": ID}}`."""
@@ -297,7 +297,7 @@ class EncodingCommitter:
 
     def _encoded(self, ops: Sequence[Op]) -> list[Op]:
         if self._payloads.reads_only:
-            raise NotSupported("a store whose contents are only shown cannot be written: no run can be executed")
+            raise NotSupported("cannot execute a run: this process opened the store only to show its contents")
         encoded = []
         for op in ops:
             encode = self._encode.get(op.name)

@@ -58,8 +58,8 @@ ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to
 
 
 def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-        raise must("timeout", "be a number of seconds of at least 0, or None", timeout)
+    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout <= TOO_LATE):
+        raise must("timeout", f"be from 0 to {TOO_LATE:,.0f} seconds, or None", timeout)
 
 
 class Waits:
@@ -202,8 +202,8 @@ class Waits:
 
     async def sleep(self, seconds: float, given_key: str | None = None) -> None:
         """Wait for a time; a resumed run waits for what is left of it."""
-        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
-            raise must("seconds", f"be a number of at least 0 and below {TOO_LATE:g}", seconds)
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= TOO_LATE:
+            raise must("seconds", f"be from 0 to {TOO_LATE:,.0f} seconds", seconds)
         name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
         async with self._journal.keys.exclusive(name, key):
             record = await self._find(name, key)

@@ -19,7 +19,7 @@ from ..registry import Registry, key_of
 from ..runner.runner import AgentRunner
 
 _NAMED: Final = 5  # names in a message, at most
-_IS_PROGRAM: Final = '. The module runs a program when it is imported. Move that line under if __name__ == "__main__":'
+_MOVE: Final = 'Move that line under `if __name__ == "__main__":`'
 
 
 def attribute_of(target: str, directory: str, wanted: Callable[[object], bool] = inspect.isclass) -> Any:
@@ -105,8 +105,12 @@ def _load_module(module: str, directory: str) -> object:
         raise
     except (Exception, SystemExit) as error:
         # A module that starts an event loop fails, because the loop of the command is running.
-        fix = _IS_PROGRAM if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()) else ""
-        raise InvalidArgument(f"{module} cannot be imported: {type(error).__name__}: {error}{fix}") from error
+        if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()):
+            call = "sys.exit" if isinstance(error, SystemExit) else "asyncio.run"
+            raise InvalidArgument(
+                f"module {brief(module)} runs a program when it is imported ({call}). {_MOVE}"
+            ) from error
+        raise InvalidArgument(f"module {brief(module)} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _call(fn: Callable[[], Any], target: str) -> Any:

@@ -63,6 +63,11 @@ def print_columns(*cells: tuple[object, int]) -> None:
     _write_line("  ".join(escaped(text).ljust(width) for text, width in cells).rstrip())
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things: `1 run`, `2 runs`."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def field(name: str, value: object) -> None:
     _write_line(f"{name.replace('_', ' '):<16}  {escaped(value)}")
 

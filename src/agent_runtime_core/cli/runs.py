@@ -21,7 +21,19 @@ from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnknownRun
 from ..events.event import Event, agent_type, payload_of, shown_type
 from ..runner.runner import AgentRunner
 from . import store
-from .output import field, human_time, json_line, print_columns, print_json, print_line, table, warn, with_human_times
+from .consent import asks, confirmed
+from .output import (
+    counted,
+    field,
+    human_time,
+    json_line,
+    print_columns,
+    print_json,
+    print_line,
+    table,
+    warn,
+    with_human_times,
+)
 
 _RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
@@ -211,20 +223,25 @@ async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner,
     async with store.existing_store(args) as runner:
         rows = store.rows_of(runner, args.status, tenant=args.tenant)
         ids = [row.run_id async for row in rows] if args.all else list(dict.fromkeys(args.ids))
+        if args.all and asks(args):
+            what = f"delete {counted(len(ids), f'{args.status} run')} from {store.display_name(runner, args.url)}"
+            if not confirmed(what):
+                return 1
         for run_id in ids:
             try:
                 row = await store.require_run(runner, run_id, args.tenant)
                 if row.status != args.status:
                     refused[run_id] = f"run {run_id!r} must be {args.status}, got {row.status}"
                     continue
-                await act(runner, row.run_id)
+                if not args.dry_run:
+                    await act(runner, row.run_id)
                 changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
     for reason in refused.values():
         warn(reason)
     if args.json:
-        print_json({done: changed, "refused": refused})
+        print_json({done: changed, "refused": refused, "dry_run": args.dry_run})
     else:
-        print_line(f"{len(changed)} {'run' if len(changed) == 1 else 'runs'} {done}")
+        print_line(f"{counted(len(changed), 'run')} {'would be ' if args.dry_run else ''}{done}")
     return 1 if refused else 0

@@ -37,10 +37,8 @@ def open_store(
     settings = get_config()
     url = url or settings.backend_url
     if settings.queue_backend == "memory" if url is None else url.startswith("memory:"):
-        raise InvalidArgument(
-            "the store must not be in memory, where other processes cannot see its runs. Use --url agents.db, "
-            "or set AGENT_RUNTIME_BACKEND_URL"
-        )
+        problem = "no store was named" if url is None else "other processes cannot see the runs of a store in memory"
+        raise InvalidArgument(f"{problem}. Pass --url agents.db, or set AGENT_RUNTIME_BACKEND_URL")
     if url is None:
         return AgentRunner(config=config, registry=registry)
     return AgentRunner.open(url, config=config, registry=registry, read_only=read_only)

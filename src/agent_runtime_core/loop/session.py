@@ -142,7 +142,7 @@ class ReceivedMessages:
             await self._inbox.interrupted()
         except AgentRuntimeError as error:  # the loop takes the message after the call
             log.warning(
-                "run %s: waiting for messages that interrupt a model call failed: %s. The model gets them after it",
+                "run %s: a message could not interrupt the model call (%s). The model receives it after the call",
                 self._run,
                 error,
             )

@@ -116,7 +116,7 @@ class CallerInsert:
         row, payloads, engine = self._row, self._queue.payloads, self._queue.engine
         if payloads is not None:
             if payloads.reads_only:
-                raise NotSupported("a store whose contents are only shown cannot be written: no run can be submitted")
+                raise NotSupported("cannot submit a run: this process opened the store only to show its contents")
             row = encode_row(payloads, row)
         delay = max(row.due_at - row.updated_at, 0.0) if row.due_at else None
         if row.concurrency_key is not None:

@@ -16,9 +16,10 @@ from .backends import Backends
 
 
 async def vacuum(
-    backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None
-) -> int:
-    """Delete finished runs older than their status's retention in seconds; return how many."""
+    backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None,
+    *, dry_run: bool = False,
+) -> int:  # fmt: skip
+    """Delete finished runs older than their status's retention in seconds, or only count them; return how many."""
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
     for status, age in retention.items():
@@ -28,9 +29,12 @@ async def vacuum(
             for row in rows:
                 # It was resumed since. Or without its key it cannot be deleted before its children.
                 with contextlib.suppress(RowChanged, *UNREADABLE):
-                    await forget(backends, row, stores)
+                    if not dry_run:
+                        await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].arrival)
+    if dry_run:
+        return deleted
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         compacts = getattr(commits, "compact", None)
         if compacts is not None and (compact or (compact is None and deleted)):

@@ -756,7 +756,9 @@ class RunClient:
         """
         return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
 
-    async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
+    async def vacuum(
+        self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None, dry_run: bool = False
+    ) -> int:
         """Delete finished runs that are older than the retention of their status.
 
         First it ends running runs as `cancel` does: cancellation was requested, and no process executes them.
@@ -765,9 +767,10 @@ class RunClient:
             retention: Seconds by final status. A status without an entry is kept. None means the runner's setting.
             compact: Shrink the SQLite file. No process can write to it in that time, so by default (None) a file of
                 more than 64 MiB keeps its size and reuses its free space. True always shrinks it, False never.
+            dry_run: Only count, and change nothing.
 
         Returns:
-            How many runs were deleted. Live runs never are.
+            How many runs were deleted, or would be. Live runs never are.
 
         Examples:
             >>> import asyncio
@@ -780,10 +783,11 @@ class RunClient:
             >>> asyncio.run(main())
             (1, 0)
         """
-        self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        await self._abandoned().end_all()
-        return await vacuum(self.backends, kept, self._fenced_stores(), compact)
+        if not dry_run:
+            self._require_writable()
+            await self._abandoned().end_all()
+        return await vacuum(self.backends, kept, self._fenced_stores(), compact, dry_run=dry_run)
 
     async def discard(self, run_id: UUID | str, *, tenant: str | None = None) -> None:
         """Delete a finished run with its journal, events and messages. Its id can be used again.

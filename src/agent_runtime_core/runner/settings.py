@@ -355,6 +355,6 @@ def no_messages_reason(row: RunRow, run_id: UUID | str) -> str:
     fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
     where = "" if conversation is None else " of its conversation"
     return (
-        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
+        f"run {str(run_id)!r} {status_words(row.status)}, so it accepts no messages. "
         f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
     )

@@ -114,7 +114,7 @@ async def _verify_documents(documents: DocumentStore, found: Verification) -> No
 # -- a store that was restored from a copy
 
 
-async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
+async def mark_restored(runner: AgentRunner, *, force: bool = False, dry_run: bool = False) -> int:
     """Mark each run that is not finished: it may have done more than the store knows. Return how many there are.
 
     From then on, each guarded step that such a run starts without a record is in doubt, until a person confirms the run
@@ -123,6 +123,7 @@ async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
     Args:
         runner: A runner on the store, in which no worker executes runs.
         force: Mark them although workers seem to live.
+        dry_run: Only count them.
 
     Raises:
         InvalidArgument: A worker lives, according to the store.
@@ -134,11 +135,11 @@ async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
     payload = encode({"epoch": epoch})
     wanted = RunFilter(tuple(LIVE), limit=_PAGE)
     while rows := await queue.find(wanted):
-        for row in rows:
+        marked += len(rows)
+        for row in () if dry_run else rows:
             event = (f"restored:{epoch}", EventType.RUN_RESTORED.value, payload, queue.clock.wall())
             await runner.event_bus.commits.commit(None, [publish_op(row.run_id, [event])])
             await queue.commits.commit(None, [queue.post_op(row.run_id, RESTORED, "", payload, f"restored:{epoch}")])
-            marked += 1
         wanted = wanted._replace(after=rows[-1].arrival)
     return marked
 

@@ -180,7 +180,7 @@ class PendingRuns:
         if self._count >= most:
             raise Problem.of(
                 429,
-                f"The queue has its limit of {most} pending runs. Repeat the request later.",
+                f"The queue is full: {most} {'run is' if most == 1 else 'runs are'} pending. Repeat the request later.",
                 type="urn:agent-runtime:queue-full",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )

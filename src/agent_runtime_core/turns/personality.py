@@ -256,14 +256,15 @@ def _read(real: Path, called: str) -> bytes:
     # Non-blocking: opening a named pipe would wait for a writer.
     descriptor = os.open(real, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise must(called, "be a regular file", Shown("a directory or a device"), "Move it away")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_FILE_BYTES + 1)
     finally:
         os.close(descriptor)
     if len(content) > MAX_FILE_BYTES:
-        raise must(called, f"have at most {MAX_FILE_BYTES:,} bytes", Shown("more"))
+        raise must(called, f"have at most {MAX_FILE_BYTES:,} bytes", Shown(f"{max(found.st_size, len(content)):,}"))
     return content
 
 

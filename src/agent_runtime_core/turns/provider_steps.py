@@ -165,9 +165,9 @@ class _Waiting:
         if (chunk := await self._stored()) is not None:
             return chunk
         silent = self._heard is not None and self._clock.wall() < self._deadline
-        name = f"step {self._step_id}"
+        name = f"step {self._step_id!r}"
         if silent:
-            raise NoAnswer(f"{name}: its provider worker was silent for {self._settings.heartbeat:g} s")
+            raise NoAnswer(f"{name}: no heartbeat from its provider worker for {self._settings.heartbeat:g} s")
         raise NoAnswer(f"{name}: no provider worker answered within {self._settings.deadline:g} s")
 
     async def _stored(self) -> StepResultChunk | None:
