@@ -40,7 +40,7 @@ class Dashboard:
     """Counts the runs of one store, or of one tenant, and keeps what it has counted in memory.
 
     A look reads what is new, and further back as long as the last week is not complete. So nothing is written, no run
-    and no step does anything for it, and the first look at a large store answers as fast as a later one.
+    and no step does anything for it, and the first look at a large store is as fast as later looks.
 
     Args:
         tenant: Count only the runs of this tenant; None for all runs.
@@ -108,7 +108,7 @@ class Dashboard:
                 break
 
     async def _page(self, runner: RunClient, now: float) -> bool:
-        """Count a page of new runs, or else of older ones; return whether there may be more of them."""
+        """Count a page of new runs, or else of older runs; return whether there may be more of them."""
         wanted = RunFilter(since=now - _WEEK, tenant=self._tenant, limit=_PAGE, light=True)
         if self._last:
             rows = await runner.queue.find(wanted._replace(after=self._last))
@@ -141,7 +141,7 @@ class Dashboard:
         await self._add(runner, rows, {each.run_id for each in ended if each.started_at})
 
     async def _add(self, runner: RunClient, rows: Sequence[RunRow], known: Collection[str] | None = None) -> None:
-        """Count runs: older ones, or with `known` new ones. The start of a known run was counted before."""
+        """Count older runs, or with `known` new runs. The start of a known run was counted before."""
         done = [row for row in rows if row.status not in LIVE and row.ended_at is not None]
         for row in rows:
             if row.started_at and row.run_id not in (known or ()):

@@ -88,7 +88,7 @@ async def _final_messages(runner: RunClient, row: RunRow) -> list[Any]:
 
 
 async def _initial_messages(runner: RunClient, row: RunRow, records: Sequence[Record]) -> list[Any]:
-    """Return the messages that a run began with: those of its conversation so far, and those of its input."""
+    """Return the messages that a run began with: its conversation so far, and the messages of its input."""
     given = row.decoded("input", plain_value)
     if not isinstance(given, dict):
         return []

@@ -122,8 +122,8 @@ async def agents_view(runner: RunClient, registry: Registry, tenant: str | None 
     """Return the agents that are registered here, and those that only have runs in the store, or of a tenant.
 
     Each is {"key", "registered", "description", "tools", "input_schema", "runs"}. `tools` are {"name", "description",
-    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is that of the
-    agent if it has one, and `runs` are the numbers of its runs by state.
+    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is the schema
+    of the agent if it has a schema, and `runs` are the numbers of its runs by state.
     """
     counts: dict[str, dict[str, int]] = {}
     for (status, agent), count in (await runner.queue.counts(tenant)).runs.items():

@@ -28,7 +28,7 @@ async def plan_view(runner: RunClient, row: RunRow, records: Sequence[Record] | 
 
     A node is {"id", "name", "list", "state", "started_at", "ended_at", "attempts", "error", "step_id", "kind", "tool",
     "input", "description"}. Its state is that of the step, pending or skipped (because a dependency failed). An edge is
-    {"from", "to"} with ids of nodes: the second step needs the first one. Of a step list the journal has the number of
+    {"from", "to"} with ids of nodes: the second step needs the first step. Of a step list the journal has the number of
     steps, but no names of those that have not started: `not_started` counts these. `complete` is False if there are
     more than `MOST_NODES`, and the others are left out.
     """
@@ -123,7 +123,7 @@ def _node(row: RunRow, name: str, key: str, trace: TracedStep | None) -> dict[st
 
 
 def _edges(row: RunRow, steps: Sequence[TracedStep]) -> list[dict[str, str]]:
-    """Return the edges of step lists. In a list without dependencies each step needs the one before it."""
+    """Return the edges of step lists. In a list without dependencies each step needs the step before it."""
     lists: dict[tuple[str, str | None], dict[int, TracedStep]] = {}
     for each in steps:
         lists.setdefault((each.key, each.digest), {})[each.start.get("pos", 0)] = each

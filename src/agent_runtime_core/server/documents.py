@@ -418,7 +418,7 @@ class PlanNode(Shape):
 
 
 class PlanEdge(Shape):
-    """The second step needs the first one. Both are ids of nodes."""
+    """The second step needs the first step. Both are ids of nodes."""
 
     from_: str = Field(alias="from")
     to: str
