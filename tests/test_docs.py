@@ -386,6 +386,7 @@ def _plainly(hint: Any) -> str:
         bool: "bool",
         tuple: "tuple",
         dict: "dict",
+        queue.ContentFilter: "ContentFilter",
         type(None): "None",
     }
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)

@@ -80,6 +80,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
+        "contents",
         "records",
         "blocking_claims live_claims payload_fields transitions",
         "base",
@@ -140,7 +141,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure conversation_history run_watcher schedules settings signals",
-        "approvals completion_hooks forking heartbeat processes retention",
+        "approvals completion_hooks finding forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
@@ -185,7 +186,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_views": [
         "plain problems",
-        "attempts events journal overview page queries",
+        "attempts events journal overview page queries reasons",
         "compare messages plan runs",
         "dashboard export schedules timeline visibility",
         "read_routes",
@@ -204,18 +205,18 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9195,
-    "runner": 7887,
-    "_execution": 6046,
+    "runner": 8111,
+    "_execution": 6048,
     "persistence": 5901,
     "llm": 3946,
-    "_engines": 6132,
+    "_engines": 6130,
     "_core": 3334,
     "turns": 2991,
-    "server": 3095,
-    "cli": 3331,
+    "server": 3099,
+    "cli": 3381,
     "integrations": 3044,
-    "queue": 3344,
-    "_views": 2558,
+    "queue": 3455,
+    "_views": 2714,
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,
@@ -223,7 +224,7 @@ BUDGET: dict[str, int] = {
     "steps": 1150,
     "events": 1078,
     "inspector": 676,
-    "_journal": 915,
+    "_journal": 908,
     "state": 691,
     "limits": 341,
     "errors": 311,
@@ -239,7 +240,7 @@ BUDGET: dict[str, int] = {
     "retry": 44,
     "__main__": 8,
     "schema": 3,
-    "engines": 18,
+    "engines": 16,
 }
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 700, 60  # lines, without docstrings

@@ -286,7 +286,7 @@ async def test_lists_and_totals_are_those_of_an_empty_store(
         assert body["done"] == []
         assert {each["why"] for each in body["failed"]} == {"No run has this id."}
     assert found == empty
-    assert found["GET /runs 0"][2] == {"items": [], "next": None}
+    assert found["GET /runs 0"][2] == {"items": [], "next": None, "note": None}
     assert found["GET /workers 0"][0] == 403
     assert _stored(tmp_path / "runs.db") == before
     async with client_of(app, "ben") as ben:

@@ -186,7 +186,7 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
     lines = out.splitlines()
     assert (code, err, len(lines)) == (0, "", 6)
     assert lines[0].split() == [
-        "RUN_ID", "RUN_KEY", "AGENT_KEY", "STATUS", "ATTEMPT", "CREATED_AT", "ENDED_AT", "REASON",
+        "RUN_ID", "RUN_KEY", "AGENT_KEY", "STATUS", "ATTEMPT", "CREATED_AT", "ENDED_AT", "REASON", "WHY",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines[1:]] == ["good", "bad", "poison", "toxic", "queued"]
 
@@ -202,6 +202,30 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
     assert keys("--agent", "bad") == ["bad"]
     assert keys("--limit", "2") == ["toxic", "queued"], "the last ones"
     assert keys("--agent", "stranger") == []
+
+
+def test_runs_are_found_by_their_contents_and_sorted(run: Run, url: str, tmp_path: Path) -> None:
+    def keys(*options: str) -> list[str]:
+        code, out, _ = run("runs", "--url", url, "--json", *options)
+        assert code == 0
+        return [each["run_key"] for each in json.loads(out)]
+
+    assert run("submit", "good", "--run-id", "tagged", "--tag", "a", "--tag", "b", "--url", url)[0] == 0
+    assert keys("--tag", "b") == ["tagged"]
+    assert keys("--search", "ROUTE to host", "--since", "365d") == ["bad"]
+    assert keys("--error-type", "StepExecutionError") == ["bad"]
+    assert keys("--metadata", "k=v") == []
+    assert keys("--min-attempts", "1000") == []
+    assert keys("--code-version", "v1") == []
+    assert keys("--sort", "age")[-1] == "tagged"
+    assert keys("--parent", "tagged") == []
+    code, out, err = run("runs", "--search", "nothing has this text", "--url", url)
+    assert (code, out.splitlines()[1:]) == (0, [])
+    assert err.startswith("agent-runtime: Only runs since ")
+    assert "tags              a, b\n" in run("show", "tagged", "--url", url)[1]
+    code, _, err = run("runs", "--metadata", "k", "--url", url)
+    assert code == 2
+    assert "--metadata: must be KEY=VALUE, got 'k'" in err
 
 
 def test_more_runs_than_a_page_are_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +275,7 @@ def test_json_has_the_names_and_values_of_the_api(run: Run, url: str) -> None:
     for run_key in ("good", "bad", "queued"):
         info = dataclasses.asdict(on(url, lambda runner: runner.get_run(run_key)))  # noqa: B023
         told = json.loads(run("show", run_key, "--json", "--url", url)[1])
-        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for", "questions"}
+        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for", "questions", "why"}
         assert {name: told[name] for name in info} == {
             name: None if (name, value) == ("reason", "") else as_json(value) for name, value in info.items()
         }

@@ -171,7 +171,7 @@ async def test_a_planned_run_has_the_steps_and_the_result_of_its_orchestrator(pl
             assert answer["steps"]
 
 
-async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_of_runs_needs_three_reads(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(ctx: Any) -> Any:
         return RunResult({"text": "t" * 20_000}, usage={"total_tokens": 5, "cost_usd": 0.25})
 
@@ -185,7 +185,7 @@ async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.Mo
         wanted = RunFilter(limit=3, newest_first=True, light=True)
         rows = await runner.queue.find(wanted)
         page = await list_items(runner, rows)
-        assert reads == ["find", "endings"]
+        assert reads == ["find", "endings", "processes"]
         before = (rows[-1].created_at, rows[-1].arrival)
         rest = await list_items(runner, await runner.queue.find(wanted._replace(before=before)))
     assert [each["key"] for each in page + rest] == ["later", "done-2", "done-1", "done-0"]

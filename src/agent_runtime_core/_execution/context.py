@@ -28,6 +28,7 @@ from ..limits import COUNTED, Budget, RunLimits
 from ..llm._finish_reasons import normal_reason
 from ..llm._prices import cost_usd as price_in_usd
 from ..portal import run_and_wait
+from ..queue.contents import TAGS
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
@@ -175,6 +176,7 @@ class Context:
         control.context = ref(self)
         _make_steps_current(journal, services.tracer)
         input_, metadata = cast("tuple[dict[str, Any], dict[str, Any]]", (decode(row.input), decode(row.metadata)))
+        metadata.pop(TAGS, None)  # or a run that is submitted with this metadata would be rejected
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
         self.tenant: str | None = row.tenant or None

@@ -122,8 +122,8 @@ async def agents_view(runner: RunClient, registry: Registry, tenant: str | None 
     """Return the agents that are registered here, and those that only have runs in the store, or of a tenant.
 
     Each is {"key", "registered", "description", "tools", "input_schema", "runs"}. `tools` are {"name", "description",
-    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is the schema
-    of the agent if it has a schema, and `runs` are the numbers of its runs by state.
+    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is the
+    schema of the agent's input, if the agent declares it, and `runs` are the numbers of its runs by state.
     """
     counts: dict[str, dict[str, int]] = {}
     for (status, agent), count in (await runner.queue.counts(tenant)).runs.items():
@@ -168,7 +168,7 @@ def _tools(agent: AgentRuntime | None) -> list[dict[str, Any]]:
 
 
 def _attribute(agent: AgentRuntime | None, name: str) -> Any:
-    """Return an attribute of an agent, None if it has none or its property fails, as one that needs a run does."""
+    """Return an attribute of an agent, None if it is missing or its property fails, perhaps because it needs a run."""
     try:
         return getattr(agent, name, None)
     except Exception:  # noqa: BLE001 - a property of the application may raise anything

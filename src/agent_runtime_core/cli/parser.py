@@ -16,6 +16,7 @@ from .arguments import (
     duration,
     json_object,
     json_value,
+    pair,
     point_in_time,
     port,
     positive_duration,
@@ -122,7 +123,7 @@ def parser() -> Parser:
 
 
 def _with_tenant(parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
-    """Return a parser with the option `--tenant`, which every command for runs has."""
+    """Return a parser with the option `--tenant`, which every command for runs takes."""
     options = argparse.ArgumentParser(add_help=False, parents=parents)
     options.add_argument("--tenant", type=tenant, metavar="TENANT", help=what)
     return options
@@ -317,23 +318,31 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
     add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; repeatable")
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 
 def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse.ArgumentParser) -> None:
-    listing = _command(
+    add = _command(
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
         [_filters([_with_tenant([store], _OF_TENANT)])],
-    )  # fmt: skip
-    listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    ).add_argument  # fmt: skip
+    add("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    add("--search", metavar="TEXT", help="only runs with this text in id, input, result, errors, messages, metadata")
+    add("--tag", metavar="TAG", help="only runs with this tag")
+    add("--metadata", action="append", type=pair, default=[], metavar="KEY=VALUE", help="in the metadata; repeatable")
+    add("--min-attempts", type=positive_int, default=1, metavar="N", help="only runs with at least N attempts")
+    add("--error-type", metavar="TYPE", help="only runs whose last error has this type, such as ConnectionError")
+    add("--code-version", metavar="VERSION", help="only runs that code of this version began or continues")
+    add("--parent", metavar="ID", help="only child runs of this run")
+    add("--sort", choices=("age", "duration", "cost", "attempts"), help="list the greatest values first")
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
-    one = _command(
+    _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [run],
-    )  # fmt: skip
-    one.add_argument("--events", action="store_true", help="also show its events")
+    ).add_argument("--events", action="store_true", help="also show its events")  # fmt: skip
     events = _command(
         commands, "events", ".runs:events", "show the events of a run, or follow them",
         "events order-7 --follow --url agents.db", [run],
@@ -574,11 +583,10 @@ def _add_backup(
     )  # fmt: skip
     restoring.add_argument("copy", metavar="COPY", help="what backup has written")
     restoring.add_argument("file", metavar="FILE", help="the new SQLite file; it must not exist")
-    marking = _command(
+    _command(
         commands, "mark-restored", ".backup:mark", "mark the runs of a store that was restored by other means",
         "mark-restored --url redis://localhost:6379/0", [store],
-    )  # fmt: skip
-    marking.add_argument("--force", action="store_true", help="although the store lists living workers")
+    ).add_argument("--force", action="store_true", help="although the store lists living workers")  # fmt: skip
     confirming = _command(
         commands, "restored", ".backup:restored", "confirm that a restored store lacks nothing of a run",
         "restored order-7 --confirm --url agents.db", [one],

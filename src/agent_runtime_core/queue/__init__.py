@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .._engines.base import NotApplied as NotApplied
     from .._engines.base import Op as Op
     from .base import RunQueue as RunQueue
+    from .contents import ContentFilter as ContentFilter
+    from .contents import RunContents as RunContents
     from .memory import InMemoryQueue as InMemoryQueue
     from .postgres import PostgresQueue as PostgresQueue
     from .records import ClaimRequest as ClaimRequest
@@ -38,6 +40,7 @@ else:
         {
             ".._engines.base": "Guard NotApplied Op",
             ".base": "RunQueue",
+            ".contents": "ContentFilter RunContents",
             ".memory": "InMemoryQueue",
             ".records": "ClaimRequest MailboxMessage ProcessRow QueuedRun RowChanged RunCounts RunFilter RunRow "
             "RunSnapshot RunUpdate",

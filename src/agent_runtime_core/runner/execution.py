@@ -47,9 +47,10 @@ from . import outcomes
 from .backends import Backends
 from .claim import OUTAGE_DELAY, OUTAGE_PAUSE, HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
+from .finding import VERSION
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
-from .left_runs import VERSION, LeftRuns, version_mismatch
+from .left_runs import LeftRuns, version_mismatch
 from .outcomes import (
     JITTER,
     AskAgent,

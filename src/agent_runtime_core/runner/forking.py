@@ -26,6 +26,7 @@ from .._execution.step_journal import RunJournal, StepJournal
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.event import Event, payload_of
+from ..queue.contents import tags_in, without_tags
 from ..queue.records import LIVE, RunRow, same_input
 from .backends import Backends
 
@@ -206,12 +207,14 @@ def _row(
     about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None, **more}
     if cut is not None:
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
-    metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
+    before = cast("dict[str, Any]", decode(source.metadata))
+    metadata = {**without_tags(before), FORKED_FROM: about}
     input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
     key, tenant = source.concurrency_key, source.tenant
     return backends.queue.new_row(
-        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant
-    )
+        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant,
+        tags=tags_in(before),
+    )  # fmt: skip
 
 
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterable
 from typing import Final
 
-from .._core.codec.json import decode, encode
+from .._core.codec.json import encode
 from .._core.event_types import EventType
 from .._core.log import log
 from .._execution.result_codec import error_payload, redacted_error
 from .._execution.run_control import Stop
-from .._journal.record import ATTEMPT, Record, is_copied
+from .._journal.record import Record
 from ..errors import text_of
 from ..interfaces import AgentRuntime, ErrorInfo
 from ..queue.base import RunQueue
-from ..queue.records import CODE_VERSION, MailboxMessage, RunRow
+from ..queue.records import MailboxMessage, RunRow
 from .claim import HeldClaim
+from .finding import code_version_of
 from .outcomes import stored_details
 from .processes import ListedProcess, processes
 from .settings import RunnerConfig
 
-VERSION: Final = "code_version"  # field of the record of an attempt
 REASON: Final = Stop.OTHER_CODE.value  # of the row of such a run
 _LEFT_BY: Final = (
     "left by "  # begins the fields of the error that name a process, with the time at which it left the run
@@ -156,10 +155,7 @@ def version_mismatch(agent: AgentRuntime, records: Iterable[Record], mail: Itera
         records: The journal of the run. The first attempt of the run itself names the version that began it.
         mail: The messages of the run. The last of `resume` names another version.
     """
-    began = next((each for each in records if each.kind == ATTEMPT and not is_copied(each)), None)
-    version = None if began is None or began.info is None else json.loads(began.info).get(VERSION)
-    for message in mail:
-        version = decode(message.payload) if message.kind == CODE_VERSION else version
+    version = code_version_of(records, mail)
     own = getattr(agent, "code_version", None)
     if version is None or version == own or version in getattr(agent, "accepts_code_versions", ()):
         return None

@@ -46,11 +46,12 @@ from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
 from .backends import Backends, result_of
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
+from .finding import Finder, RunList, checked_sort
 from .forking import fork
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .schedules import Schedules
-from .settings import RunInfo, RunnerConfig, no_messages_reason, run_filter
+from .settings import RunInfo, RunnerConfig, content_filter, no_messages_reason, run_filter
 
 if TYPE_CHECKING:
     from ..persistence.documents.base import DocumentStore
@@ -225,8 +226,19 @@ class RunClient:
         reason: str | None = None,
         newest_first: bool = False,
         tenant: str | None = None,
-    ) -> list[RunInfo]:
+        metadata: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        min_attempts: int = 1,
+        error_type: str | None = None,
+        code_version: str | None = None,
+        search: str | None = None,
+        sort: str | None = None,
+    ) -> RunList:
         """List runs in order of submission.
+
+        No index of a store has what `metadata`, `tag`, `min_attempts`, `error_type`, `code_version`, `search` and
+        `sort` need. With one of them at most 10,000 runs and 64 MiB of contents are read. The `note` of the list says
+        which runs were not read.
 
         Args:
             status: Only runs with this status, or with one of these. Dead letters have the status "dead".
@@ -242,6 +254,16 @@ class RunClient:
                 which have the reason "signal go".
             newest_first: List the runs by the time of their submission instead, the newest first.
             tenant: Only runs of this tenant.
+            metadata: Only runs whose metadata has these keys with these values. 3 and "3" are equal.
+            tag: Only runs with this tag.
+            min_attempts: Only runs with at least so many attempts.
+            error_type: Only runs whose last error has this type, such as "ConnectionError".
+            code_version: Only runs that code of this version began, or continues after `resume(code_version=…)`.
+            search: Only runs with this text in their id, input, output, errors, messages, results of steps or metadata.
+                Upper and lower case are equal. Names of fields are not searched. Without `since`, the runs of the last
+                day.
+            sort: "age", "duration", "cost" or "attempts": the greatest value first. Without `since`, the runs of the
+                last day.
 
         Returns:
             The runs; an empty list if there are none.
@@ -262,9 +284,17 @@ class RunClient:
         """
         wanted = run_filter(
             status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
-            tenant,
+            tenant, min_attempts=min_attempts,
+            contents=content_filter(metadata, tag, error_type, code_version, search),
         )  # fmt: skip
-        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
+        if checked_sort(sort) is None and wanted == wanted.of_store:
+            return RunList(RunInfo.of(row) for row in await self.queue.find(wanted))
+        if sort is not None:
+            wanted = wanted._replace(newest_first=True)
+        found = await Finder(self.queue, self.state_store, wanted, sort).find(limit)
+        runs = RunList(RunInfo.of(row) for row in found.rows)
+        runs.note = found.note
+        return runs
 
     async def approvals(
         self, limit: int = 100, after: str | None = None, *, agent: str | None = None, tenant: str | None = None

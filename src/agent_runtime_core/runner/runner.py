@@ -8,7 +8,7 @@ import copy
 import datetime as _dt
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -723,6 +723,7 @@ class AgentRunner(RunClient):
         params: Mapping[str, Any] | None = None,
         tenant: str | None = None,
         connection: Any = None,
+        tags: Iterable[str] = (),
     ) -> UUID:
         """Store a run for a worker.
 
@@ -748,6 +749,8 @@ class AgentRunner(RunClient):
             connection: A connection of psycopg or asyncpg, or a connection or session of SQLAlchemy, to the PostgreSQL
                 database of this runner. The run is stored in its open transaction, and exists if you commit.
                 `submit_sync` also takes the connection of Django.
+            tags: At most 32 tags of 1 to 128 characters. `runs(tag=…)` finds the runs with a tag. The tags are stored
+                in the metadata, and forks have the tags of their run.
 
         Returns:
             The run's id, once the run is durable; with `connection`, once it is part of your transaction.
@@ -772,7 +775,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
-            tenant=await self.tenant_of_new_run(tenant, parent_run_id),
+            tenant=await self.tenant_of_new_run(tenant, parent_run_id), tags=tags,
         )  # fmt: skip
         if connection is None:
             stored, _ = await self.insert_run(row)

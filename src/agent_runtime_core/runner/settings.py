@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, run_input
+from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, mapping, run_input
 from .._core.clock import aware, shown_duration
 from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid, stored_id
@@ -21,6 +21,7 @@ from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds,
 from ..errors import InvalidArgument, RunBusy
 from ..limits import RunLimits
 from ..queue.base import RunQueue, conversation_of
+from ..queue.contents import ContentFilter, checked_tag, comparable, tags_in, without_tags
 from ..queue.records import RunFilter, RunRow, open_questions
 from ..status import TERMINAL, RunStatus, status_words
 from ..tools.registry import ToolRegistry
@@ -173,6 +174,7 @@ class RunInfo:
         open_approvals: The names of the questions that the run asks people now; see `runner.approvals`.
         tenant: Whose run it is. Run keys, idempotency keys, concurrency keys and conversations are names within a
             tenant.
+        tags: The tags of the run.
 
     Examples:
         >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
@@ -211,6 +213,7 @@ class RunInfo:
     held: bool
     open_approvals: tuple[str, ...] = ()
     tenant: str | None = None
+    tags: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -224,6 +227,7 @@ class RunInfo:
             return aware(seconds) if seconds else None
 
         decoded = row.decoded
+        metadata = decoded("metadata", partial(decode_dict, known=True))
         return cls(
             run_id=decoded("run_id", known_uuid),
             run_key=row.run_key,
@@ -232,7 +236,7 @@ class RunInfo:
             attempt=row.attempt,
             generation=row.generation,
             input=decoded("input", partial(decode_dict, known=True)),
-            metadata=decoded("metadata", partial(decode_dict, known=True)),
+            metadata=without_tags(metadata),
             priority=row.priority,
             created_at=decoded("created_at", aware),
             scheduled_at=decoded("due_at", when),
@@ -247,6 +251,7 @@ class RunInfo:
             held=row.blocked > 0,
             open_approvals=tuple(question.name for question in open_questions(row)),
             tenant=row.tenant or None,
+            tags=tags_in(metadata),
         )
 
 
@@ -301,7 +306,8 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
 def run_filter(
     status: RunStatus | str | Sequence[RunStatus | str] | None, agent: str | None, since: _dt.datetime | float | None,
     until: _dt.datetime | float | None, prefix: str | None, parent: UUID | str | None, conversation: UUID | str | None,
-    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int, tenant: str | None = None,
+    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int, tenant: str | None,
+    *, min_attempts: int, contents: ContentFilter,
 ) -> RunFilter:  # fmt: skip
     """Return the filter of `AgentRunner.runs`, or raise InvalidArgument about an argument of it."""
     if agent is not None and not isinstance(agent, str):
@@ -324,7 +330,28 @@ def run_filter(
         concurrency_key=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
         reason=None if reason is None else checked_name("reason", reason),
         tenant=owner or None,
+        min_attempts=checked_int("min_attempts", min_attempts),
+        contents=contents,
     )  # fmt: skip
+
+
+def content_filter(
+    metadata: Mapping[str, Any] | None, tag: str | None, error_type: str | None, code_version: str | None,
+    search: str | None,
+) -> ContentFilter:  # fmt: skip
+    """Return the conditions on the contents of runs, or raise InvalidArgument about one of them."""
+    pairs = mapping("metadata", metadata)
+    if (wrong := next((key for key in pairs if not isinstance(key, str)), None)) is not None:
+        raise must("a key of metadata", "be a string", wrong)
+    if search is not None and (not isinstance(search, str) or not search.strip()):
+        raise must("search", "be a string that is not empty", search)
+    return ContentFilter(
+        tuple((key, comparable(value)) for key, value in pairs.items()),
+        None if tag is None else checked_tag(tag),
+        None if error_type is None else checked_name("error_type", error_type),
+        None if code_version is None else checked_name("code_version", code_version),
+        None if search is None else search.strip(),
+    )
 
 
 def _statuses(status: RunStatus | str | Sequence[RunStatus | str] | None) -> tuple[str, ...] | None:

@@ -95,12 +95,12 @@ def form(required: Sequence[str], **properties: dict[str, Any]) -> dict[str, Any
 
 
 def one_of(*forms: dict[str, Any]) -> ConfigDict:
-    """Return the configuration of a body that has one of these forms."""
+    """Return the configuration of a body that must fit one of these forms."""
     return ConfigDict(json_schema_extra={"oneOf": [*forms]})
 
 
 class Body(BaseModel):
-    """A JSON object. Values have the type of their field, without conversion, and there are no other fields."""
+    """A JSON object. Values must be of the type of their field, without conversion, and there are no other fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -136,6 +136,7 @@ class AgentRun(_TenantRun):
     concurrency_key: str | None = Field(default=None, max_length=512)
     conversation_id: Key | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    tags: list[str] = Field(default_factory=list, description="At most 32 tags of 1 to 128 characters.")
 
 
 def _form_of(body: Any, **forms: str) -> str | None:
@@ -284,7 +285,7 @@ class Reply(JSONResponse):
 
 
 class Shape(BaseModel):
-    """A response. Later versions may have further fields."""
+    """A response. Later versions may contain further fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -320,6 +321,12 @@ class Page(Shape):
 
     items: list[dict[str, Any]]
     next: str | int | None
+
+
+class Runs(Page):
+    """A page of runs. `note` says which runs were not read, if there are any."""
+
+    note: str | None
 
 
 class Timeline(Page):
@@ -361,7 +368,7 @@ class StoredMessage(Shape):
 
 
 class Schedule(Shape):
-    """A schedule. Times have the offset of its time zone."""
+    """A schedule. Times show the offset of its time zone."""
 
     id: str
     tenant: str | None
@@ -425,7 +432,7 @@ class PlanEdge(Shape):
 
 
 class Plan(Shape):
-    """The plan of a run. `not_started` counts steps that the journal has no names of."""
+    """The plan of a run. `not_started` counts steps whose names are not in the journal."""
 
     goal: str | None
     nodes: list[PlanNode]
@@ -484,7 +491,7 @@ class Dashboard(Shape):
 
 
 class QueueKey(Shape):
-    """A concurrency key: the run that has it, and how many are queued behind that run."""
+    """A concurrency key: the run that holds its slot, and how many runs are queued behind that run."""
 
     concurrency_key: str
     tenant: str | None
@@ -591,7 +598,7 @@ class Health(Shape):
 
 
 class SignedIn(Shape):
-    """Whose cookie the browser has, and what it may do."""
+    """Whose cookie the browser sent, and what it may do."""
 
     name: str
     scopes: list[str]
@@ -605,8 +612,8 @@ def answers(*codes: int, writes: bool = False, **found: Any) -> dict[int | str, 
     """Return the `responses` of a route.
 
     Args:
-        codes: Statuses of problems besides those of every route.
-        writes: Whether the route stores something, or has a body.
+        codes: Statuses of problems besides the statuses of every route.
+        writes: Whether the route stores something, or takes a body.
         found: The shape of each success, by `ok_200`.
     """
     table: dict[int | str, dict[str, Any]] = {}
