@@ -216,7 +216,7 @@ BUDGET: dict[str, int] = {
     "cli": 3381,
     "integrations": 3044,
     "queue": 3455,
-    "_views": 2714,
+    "_views": 2715,
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,
