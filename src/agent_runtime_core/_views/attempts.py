@@ -19,7 +19,7 @@ Kind = Literal["step", "model", "tool", "wait", "approval", "sleep", "child"]
 SIGNAL: Final = "signal:"  # begins the name of a wait for a signal or an approval
 CALL: Final = "call:"  # begins the name of the call of a child run
 LIST: Final = "x:"  # begins the key of all steps of one step list
-_LOOP = "k:l:"  # begins the key of the model and tool calls of an agent loop
+LOOP: Final = "k:l:"  # begins the key of the model and tool calls of an agent loop
 _BEGAN = '{"began":{}}'  # what nearly all steps have: decoding it takes a quarter of the time of a long journal
 _WAITS = frozenset({"wait", "approval", "sleep", "child"})
 _ENDS = frozenset({DONE, RETRYING, FAILED})
@@ -150,7 +150,7 @@ def _kind(step: TracedStep, record: Record, info: dict[str, Any]) -> Kind | None
     name, start = step.name, step.start
     # The DONE records of waits and values have no number of attempts.
     if "until" not in start and "child" not in start and (record.kind != DONE or record.tries):
-        if not step.key.startswith(_LOOP):
+        if not step.key.startswith(LOOP):
             return "step"
         return "model" if name == "model" else "tool" if name == "tool" else "step"
     if name.startswith(CALL):

@@ -21,10 +21,9 @@ from ..persistence.model_codec import json_form
 from ..queue.records import LIVE, RunRow
 from ..runner.conversation_history import merged_history, restore_history
 from ..runner.run_client import RunClient
+from .attempts import LOOP
 from .journal import ended_record, result_in
 from .plain import plain_value
-
-_LOOP = "k:l:"  # begins the keys of the model and tool calls of an agent loop
 
 _Recorded = tuple[Any, Identity | None]  # a message, and the model or tool call that made it
 _Item = tuple[Any, str | None]  # a message, and the id of that call
@@ -197,11 +196,11 @@ def _open_calls(row: RunRow, records: Sequence[Record]) -> list[str]:
     """
     turns = {0: 0}
     for each in records:
-        loop, _, turn = each.key.removeprefix(_LOOP).partition(":")
-        if each.name == "model" and each.key.startswith(_LOOP) and loop.isdecimal() and turn.isdecimal():
+        loop, _, turn = each.key.removeprefix(LOOP).partition(":")
+        if each.name == "model" and each.key.startswith(LOOP) and loop.isdecimal() and turn.isdecimal():
             turns[int(loop)] = max(turns.get(int(loop), 0), int(turn) + (each.kind == DONE))
     turns[max(turns) + 1] = 0
-    return [step_id(row.run_id, "model", f"{_LOOP}{loop}:{turn}") for loop, turn in sorted(turns.items())]
+    return [step_id(row.run_id, "model", f"{LOOP}{loop}:{turn}") for loop, turn in sorted(turns.items())]
 
 
 class Invalidated(NamedTuple):

@@ -34,7 +34,7 @@ async def plan_view(runner: RunClient, row: RunRow, records: Sequence[Record] | 
     """
     records = await runner.state_store.records(row.run_id) if records is None else records
     traces = traced_steps(row, records)
-    planned = _plan_in(records)
+    planned = plan_in(records)
     view = _listed(row, records, traces) if planned is None else _planned(row, planned, traces)
     kept = view["nodes"][:MOST_NODES]
     if complete := len(kept) == len(view["nodes"]):
@@ -74,7 +74,7 @@ def _total(records: Sequence[Record]) -> int:
     return sum(totals.values())
 
 
-def _plan_in(records: Sequence[Record]) -> Plan | None:
+def plan_in(records: Sequence[Record]) -> Plan | None:
     """Return the first plan of a run in its journal; None if the result of the step `plan` is not a plan."""
     for record in records:
         if record.kind == DONE and record.name == PLANNING and record.key == "s:0":

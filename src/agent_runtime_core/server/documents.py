@@ -452,9 +452,10 @@ class Used(Shape):
 
 
 class UsageItem(Used):
-    """What the runs of one agent, model or day have used."""
+    """What the runs of one agent, tenant, model or day have used."""
 
     agent: str = ""
+    tenant: str = ""
     model: str = ""
     day: str = ""
 
@@ -462,12 +463,31 @@ class UsageItem(Used):
 class Usage(Shape):
     """Tokens and cost. `complete` is whether all runs of that time are counted."""
 
-    by: Literal["agent", "model", "day"]
+    by: Literal["agent", "tenant", "model", "day"]
     since: str | None
     until: str | None
     complete: bool
     items: list[UsageItem]
     total: Used
+
+
+class Dashboard(Shape):
+    """What the runs of a window did. `complete` is whether all runs of the last week are counted."""
+
+    window: Literal["hour", "day", "week"]
+    since: str
+    until: str
+    counted_since: str | None
+    complete: bool
+    runs: int
+    journals: int
+    started: int
+    ended: int
+    failed: int
+    series: list[dict[str, Any]]
+    latency: dict[str, dict[str, Any]]
+    cost: dict[str, list[dict[str, Any]]]
+    errors: list[dict[str, Any]]
 
 
 class QueueKey(Shape):
