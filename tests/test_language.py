@@ -48,7 +48,7 @@ WORDINGS = {
 }
 #: How often each of them may be in 1,000 words, in the order of `WORDINGS`.
 PAGE_CEILINGS = (0.5, 1, 1, 0.5, 0.5, 0.5)
-DOCSTRING_CEILINGS = (1, 1.7, 2.9, 0.1, 0.1, 0.1)
+DOCSTRING_CEILINGS = (0.4, 1.1, 2, 0.1, 0.1, 0.1)
 #: What a comment is in the other languages of the library.
 COMMENTS = {".lua": r"--[^\n]*", ".js": r"(?<!:)//[^\n]*|/\*.*?\*/"}
 _NO_PROSE = ("# noqa", "# type:", "# fmt", "#!")

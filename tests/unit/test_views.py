@@ -21,6 +21,7 @@ from agent_runtime_core._views.export import export
 from agent_runtime_core._views.journal import journal_view
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.overview import agents_view, queue_view
+from agent_runtime_core._views.plain import iso_time
 from agent_runtime_core._views.plan import plan_view
 from agent_runtime_core._views.runs import list_items, run_view, summary, usage_view
 from agent_runtime_core._views.timeline import timeline_view
@@ -546,6 +547,16 @@ async def test_the_queue_tells_what_waits_and_who_works(place: str) -> None:
     [worker] = found["workers"]
     assert (worker["worker"], worker["runs"], worker["expired"]) == (HOSTILE, 1, 0)
     assert worker["lease_ends_at"] > found["oldest_pending_at"]
+
+
+async def test_the_oldest_pending_run_is_one_that_is_due(place: str) -> None:
+    async with opened(place) as runner:
+        await runner.submit("later", {}, delay=3600)
+        assert (await queue_view(runner))["oldest_pending_at"] is None
+        await runner.submit("sender", {}, run_id="due")
+        await runner.submit("sender", {})
+        found, row = await queue_view(runner), await runner.queue.require("due")
+    assert found["oldest_pending_at"] == iso_time(row.created_at)
 
 
 async def test_agents_have_tools_and_schemas(place: str) -> None:

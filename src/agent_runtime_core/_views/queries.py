@@ -76,7 +76,7 @@ def check_order(since: float | None, until: float | None) -> None:
 
 
 def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
-    """Return filters whose runs together are those of a query.
+    """Return filters whose runs together are the runs of a query.
 
     Args:
         query: The checked parameters of `GET /runs`.
@@ -107,7 +107,7 @@ def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
 
 
 def page_start(cursor: str | None, bound: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Return where the page of a cursor starts; None without one, for the first page. See `Found.position`.
+    """Return where the page of a cursor starts; None without a cursor, for the first page. See `Found.position`.
 
     Raises:
         Problem: The cursor is not one of a list with this filter.
@@ -156,7 +156,7 @@ def cursor_of(position: Sequence[float | str], wanted: Filter) -> str:
 
 
 def position_of(cursor: str, wanted: Filter, *kinds: type | tuple[type, ...]) -> list[Any]:
-    """Return the position of a cursor, which has one value of each kind.
+    """Return the position of a cursor, which consists of one value of each kind.
 
     Raises:
         InvalidArgument: The cursor is of another filter, or not one of `cursor_of`.
@@ -206,7 +206,7 @@ class Parameter(NamedTuple):
         return self._replace(description=description, more=more)
 
     def documented(self, name: str) -> dict[str, Any]:
-        """Return the parameter as the OpenAPI document has it, under its name."""
+        """Return the parameter as the OpenAPI document contains it, under its name."""
         described = {"description": self.description} if self.description else {}
         default = {} if self.default is None else {"default": self.default}
         schema = {**self.kind, **described, **self.more, **default, "title": titled(name)}

@@ -19,6 +19,7 @@ from ..runner.run_client import RunClient
 from . import queries
 from .attempts import step_views
 from .compare import compare_view
+from .dashboard import WINDOWS, Dashboard
 from .events import MOST_TYPES
 from .journal import journal_view
 from .messages import messages_view
@@ -109,7 +110,7 @@ class Route(NamedTuple):
     statuses: tuple[int, ...] = (200,)
 
     def ids_in(self, parts: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the open parts of a path, None if the path is another one."""
+        """Return the open parts of a path, None if the path is another path."""
         pattern = self.path.split("/")
         if len(parts) != len(pattern):
             return None
@@ -217,7 +218,7 @@ def _plan_view() -> Any:
 
 
 async def compare_runs(asked: Asked) -> Answer:
-    """Return per step whether two runs have the same result, another one, or only one of them has the step."""
+    """Return per step whether its results in two runs are equal, differ, or only one of the runs contains the step."""
     return Answer(await compare_view(asked.runner, await asked.row(), await asked.row(1)))
 
 
@@ -297,11 +298,18 @@ async def read_schedule(asked: Asked) -> Answer:
 
 
 async def read_usage(asked: Asked) -> Answer:
-    """Add up tokens and cost by agent, model or day."""
+    """Add up tokens and cost by agent, tenant, model or day."""
     refuse_limited(asked.caller, by_tenant=True)
     by, since, until = (asked.query[name] for name in ("by", "since", "until"))
     queries.check_order(since, until)
     return Answer(await usage_view(asked.runner, by, since, until, asked.caller.tenant))
+
+
+async def read_dashboard(asked: Asked) -> Answer:
+    """Return what the runs of the last hour, day or week did: numbers, latencies, cost and errors."""
+    refuse_limited(asked.caller, by_tenant=True)
+    dashboard = Dashboard.of(asked.runner, asked.caller.tenant)
+    return Answer(await dashboard.view(asked.runner, asked.query["window"]))
 
 
 def _page(items: list[dict[str, Any]], following: str | None = None) -> Answer:
@@ -361,6 +369,8 @@ OF_STORES: Final = (
     Route("agents", list_agents, "List the agents of this server"),
     Route("schedules", list_schedules, "List schedules", parameters=_LIST),
     Route("schedules/{id}", read_schedule, "Read a schedule", "Schedule"),
+    Route("dashboard", read_dashboard, "Read the numbers of the last week", "Dashboard",
+          {"window": queries.choice(*WINDOWS, default="day")}),
     Route("usage", read_usage, "Add up usage", "Usage",
           {"by": queries.choice(*BY, default="agent"), "since": _SINCE, "until": queries.TIME}),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from .._core.codec.json import decode_known
 from .._core.ids import step_id, stored_id
 from .._core.lazy_import import load
 from .._core.validation import unknown
+from .._engines.payloads import mark_in
 from .._execution.journal_view import JournalView
 from .._execution.usage import charged_by_model, reported_by
 from .._journal.record import DONE, STARTED, Record, is_copied
@@ -37,7 +38,7 @@ from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.finding import duration_of
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
-from .attempts import step_views
+from .attempts import LIST, LOOP, step_views
 from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .plain import iso_time, plain_of, plain_value, shortened_error
 from .problems import invalid_field
@@ -48,11 +49,11 @@ SHOWN_STEPS = 200
 
 
 async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
-    """Return the row of the run with this id, or with this run key: of the tenant, or the only one.
+    """Return the row of the run with this id, or with this run key: of the tenant, or the only run of that key.
 
     Raises:
-        Problem: Runs of several tenants have the key.
-        UnknownRun: No run has this id, or the text can be no id.
+        Problem: Runs of several tenants use the key.
+        UnknownRun: No run is stored under this id, or the text can be no id.
     """
     try:
         stored_id(run_id)
@@ -148,7 +149,7 @@ async def run_view(
     Args:
         runner: The runner on the store.
         row: The run, with its input.
-        registry: The agents that this process knows; by default those of the runner.
+        registry: The agents that this process knows; by default the agents of the runner.
         records: The journal of the run, if it has been read.
         new: The run was just stored: there is nothing else to read about it.
         visible: Returns whether the caller may see another run. None: the caller may see all.
@@ -179,13 +180,28 @@ async def run_view(
         "priority": row.priority, "metadata": plain_metadata(row), "tags": tags_of(row), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
         "ended_at": iso_time(row.ended_at), "scheduled_at": iso_time(row.due_at), "deadline": iso_time(row.deadline),
-        "error_info": error, "why": why,
+        "error_info": error, "why": why, "has_messages": _has_messages(records, input_, result),
+        "has_plan": _has_plan(records),
     }  # fmt: skip
     if (tried := _planned_steps(records, agent)) is not None:
         view["steps"], view["next_step"] = tried, None
         if row.status == "succeeded":
             view["result"] = (result.get("final_output") or {}).get("result")
     return view
+
+
+def _has_messages(records: Sequence[Record], input_: Any, result: dict[str, Any]) -> bool:
+    if isinstance(input_, dict) and (input_.get("messages") or mark_in(input_) is not None):
+        return True
+    if result.get("final_messages") or result.get("before"):
+        return True
+    return any(each.name == "model" and each.key.startswith(LOOP) for each in records)
+
+
+def _has_plan(records: Sequence[Record]) -> bool:
+    if any(each.key.startswith(LIST) for each in records):
+        return True
+    return any(each.name == "plan" for each in records) and _of_plans("plan_in")(records) is not None
 
 
 async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
@@ -197,12 +213,12 @@ async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
 def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:
     if agent is None and not any(each.name == "plan" for each in records):
         return None  # most runs: `planning` is not imported
-    return cast("list[dict[str, Any]] | None", _planned()(records, agent))
+    return cast("list[dict[str, Any]] | None", _of_plans("planned_steps")(records, agent))
 
 
-@lru_cache(maxsize=1)
-def _planned() -> Any:
-    return load(".plan:planned_steps", package=__package__)
+@lru_cache(maxsize=2)
+def _of_plans(name: str) -> Any:
+    return load(f".plan:{name}", package=__package__)
 
 
 def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
@@ -270,7 +286,7 @@ async def _limits(runner: RunClient, row: RunRow, agent: AgentRuntime | None) ->
 
 
 def _conversation(input_: Any) -> str | None:
-    """Return the conversation in the input of a run. The rows of older releases have none."""
+    """Return the conversation in the input of a run. The rows of older releases contain none."""
     found = input_.get("conversation_id") if isinstance(input_, dict) else None
     return None if found is None else str(found)
 
@@ -321,11 +337,11 @@ def question_view(asked: ApprovalRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-BY: Final = ("agent", "model", "day")
+BY: Final = ("agent", "tenant", "model", "day")
 DEFAULT_SECONDS: Final = 30 * 86_400.0
 _PAGE: Final = 500
 #: Runs that are counted at most, the newest first. By model the journal of each run is read.
-MOST_RUNS: Final = {"agent": 100_000, "day": 100_000, "model": 2_000}
+MOST_RUNS: Final = {"agent": 100_000, "tenant": 100_000, "day": 100_000, "model": 2_000}
 
 _Item = tuple[str, dict[str, Any]]
 
@@ -338,7 +354,7 @@ async def usage_view(
 
     Args:
         runner: The runner on the store.
-        by: "agent", "model" or "day" (of their creation, in UTC).
+        by: "agent", "tenant" ("" for runs without a tenant), "model" or "day" (of their creation, in UTC).
         since: Wall seconds; None for 30 days before `until`.
         until: Wall seconds; None for now.
         tenant: Only runs of this tenant; None for all runs.
@@ -346,8 +362,8 @@ async def usage_view(
     Returns:
         {"by", "since", "until", "complete", "items", "total"}. Each item is {<by>, "runs", "tokens", "prompt_tokens",
         "completion_tokens", "cost_usd"}, the most expensive first. `complete` is False if there are more runs than are
-        counted; `since` is then the creation of the oldest run that was. By agent and day only finished runs have
-        usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
+        counted; `since` is then the creation of the oldest run that was. By agent, tenant and day only finished runs
+        have usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
 
     Raises:
         InvalidArgument: `by` is unknown.
@@ -387,7 +403,7 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
         return [(row, (await _by_model(runner, row)).items()) for row in rows]
     found: list[tuple[RunRow, Iterable[_Item]]] = []
     for row, (_, usage) in zip(rows, await outcomes_of(runner, rows), strict=True):
-        name = row.agent if by == "agent" else f"{aware(row.created_at):%Y-%m-%d}"
+        name = f"{aware(row.created_at):%Y-%m-%d}" if by == "day" else row.tenant if by == "tenant" else row.agent
         found.append((row, [(name, {**usage, "runs": 1})]))
     return found
 
@@ -395,14 +411,14 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
 async def _by_model(runner: RunClient, row: RunRow) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in await runner.state_store.records(row.run_id):
-        for model, usage in _models_in(record):
+        for model, usage in models_in(record):
             sums = found.setdefault(model or "unknown", _nothing())
             _add(sums, {**usage, "runs": 0})
             sums["runs"] = 1
     return found
 
 
-def _models_in(record: Record) -> Iterator[_Item]:
+def models_in(record: Record) -> Iterator[_Item]:
     """Yield what the model call of a record has used, and what its step has charged, under the names of the models."""
     if is_copied(record):
         return

@@ -55,8 +55,8 @@ async def visible_row(queue: RunQueue, caller: Viewer, run_id: str, verb: str) -
         verb: What the caller wants: "read", "act" or "delete".
 
     Raises:
-        Problem: 422 if runs of several tenants have that key, and the request names no tenant.
-        UnknownRun: No run has this id, the text can be no id, or the caller may not see the run.
+        Problem: 422 if runs of several tenants use that key, and the request names no tenant.
+        UnknownRun: No run is stored under this id, the text can be no id, or the caller may not see the run.
     """
     try:
         row = await row_named(queue, run_id, caller.tenant)
@@ -73,7 +73,7 @@ async def visible_schedule(runner: RunClient, caller: Viewer, id: str, verb: str
     """Return the row of the schedule with that id in the caller's tenant. It is visible like a run with its metadata.
 
     Raises:
-        UnknownRun: No schedule has this id, or the caller may not see it.
+        UnknownRun: No schedule is stored under this id, or the caller may not see it.
     """
     row = await runner.schedules.row(id, tenant=caller.tenant)
     if row is None or not await is_visible(runner.queue, caller, row, verb):
@@ -246,7 +246,7 @@ async def visible_page(
 def refuse_limited(caller: Viewer, *, by_tenant: bool = False) -> None:
     """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs.
 
-    With `by_tenant`, the totals are those of the caller's tenant.
+    With `by_tenant`, the totals cover the caller's tenant.
     """
     if caller.limited and (caller.may is not None or not by_tenant):
         raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")

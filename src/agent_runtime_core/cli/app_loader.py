@@ -54,7 +54,7 @@ def agents_of(target: str, directory: str) -> Registry | AgentRunner:
     """Return the registry or runner that `module:attr` names; modules are also searched in the directory `directory`.
 
     Raises:
-        InvalidArgument: The target cannot be loaded, or has no agents.
+        InvalidArgument: The target cannot be loaded, or contains no agents.
     """
     return agents_in(loaded(target, directory), target)
 
@@ -68,7 +68,7 @@ def loaded(target: str, directory: str) -> Any:
 def runner_of(found: Any) -> AgentRunner | None:
     """Return the runner of an Orchestrator or a TurnManager, whose runs this process executes; None of another value.
 
-    Both have a `runner`. Importing their classes would take 0.3 s.
+    Both contain a `runner`. Importing their classes would take 0.3 s.
     """
     runner = None if isinstance(found, (type, AgentRunner, AgentRuntime)) else getattr(found, "runner", None)
     if not isinstance(runner, AgentRunner):

@@ -1,4 +1,4 @@
-"""`agent-runtime backup`, `verify` and `copy`: copy a SQLite file while workers use it, check a store, and move one."""
+"""`agent-runtime backup`, `verify` and `copy`: copy a SQLite file while workers use it, check or move a store."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def mark(args: Namespace) -> int:
 
 
 async def restored(args: Namespace) -> int:
-    """Confirm that a restored store lacks nothing of a run, or say whether that has to be confirmed."""
+    """Confirm that a restored store lacks nothing of a run, or say whether that must be confirmed."""
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id, args.tenant)
         resumed = False
@@ -121,7 +121,7 @@ async def _verified(url: str | None) -> Verification:
 
 
 async def copy(args: Namespace) -> int:
-    """Move a store to another one, or give up a move that was not finished."""
+    """Move a store to another store, or give up a move that was not finished."""
     require_file(args.source, "Check the path")
     if args.undo == (args.target is not None):
         raise must("TO", "be passed, or --undo instead of it", args.target)
@@ -142,7 +142,7 @@ async def copy(args: Namespace) -> int:
 
 
 def _flush(path: str) -> None:
-    """Have the system write a file or a directory to the disk."""
+    """Make the system write a file or a directory to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

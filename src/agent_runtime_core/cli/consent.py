@@ -1,7 +1,7 @@
 """The rule by which a command asks before it deletes.
 
 A command that deletes or changes more runs than its arguments name accepts `--dry-run`. If nothing can undo it, the
-command also asks on a terminal, and needs `--yes` without one.
+command also asks on a terminal, and needs `--yes` without a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANY: Final = {
 
 
 def asks(args: Namespace) -> bool:
-    """Return whether the command has to ask before it does what it does to many runs."""
+    """Return whether the command must ask before it does what it does to many runs."""
     return MANY[args.parser.prog.partition(" ")[2]] and not (args.yes or args.dry_run)
 
 

@@ -56,7 +56,7 @@ async def send(args: Namespace) -> int:
 
 
 async def approve(args: Namespace) -> int:
-    """Answer an approval that the run has requested; with `--force` also one that it may request later."""
+    """Answer an approval that the run has requested; with `--force` also an approval that it may request later."""
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id, args.tenant)
         refusal = _finished_reason(args, row, "answer") or (

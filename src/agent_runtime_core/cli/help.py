@@ -27,7 +27,7 @@ _CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
 
 
 class Help(argparse.HelpFormatter):
-    """Wraps the lines of a text at the width of the terminal, or at 80 columns without one."""
+    """Wraps the lines of a text at the width of the terminal, or at 80 columns without a terminal."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width) for line in text.splitlines())

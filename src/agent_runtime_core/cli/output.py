@@ -53,7 +53,7 @@ def print_line(line: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Write text of this library that has several lines."""
+    """Write text of this library of several lines."""
     for line in text.splitlines():
         _write_line(line)
 
@@ -123,7 +123,7 @@ def only_logged(level: int = logging.ERROR) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prints_on_stderr() -> Iterator[None]:
-    """Send what the user's code prints to stderr: stdout has the output of the command, perhaps as JSON."""
+    """Send what the user's code prints to stderr: stdout takes the output of the command, perhaps as JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
@@ -209,7 +209,7 @@ def human_size(count: float) -> str:
 
 
 def json_line(value: Any, *, flush: bool = True) -> None:
-    """Write JSON on one line; by default pass it on at once, because another program may be reading."""
+    """Write JSON on one line; by default pass it on immediately, because another program may be reading."""
     _write_line(json_text(value))
     if flush:
         sys.stdout.flush()

@@ -123,7 +123,7 @@ def parser() -> Parser:
 
 
 def _with_tenant(parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
-    """Return a parser with the option `--tenant`, which every command for runs has."""
+    """Return a parser with the option `--tenant`, which every command for runs takes."""
     options = argparse.ArgumentParser(add_help=False, parents=parents)
     options.add_argument("--tenant", type=tenant, metavar="TENANT", help=what)
     return options

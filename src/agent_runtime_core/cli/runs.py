@@ -258,7 +258,7 @@ async def discard(args: Namespace) -> int:
 
 
 async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner, str], Awaitable[Any]]) -> int:
-    """Apply `act` to every named run; warn about those that do not exist or have another status."""
+    """Apply `act` to every named run; warn about those that do not exist or are in another status."""
     if bool(args.ids) == args.all:
         raise InvalidArgument("pass run ids or --all" if not args.ids else "pass either run ids or --all, not both")
     changed, refused = list[str](), dict[str, str]()

@@ -290,7 +290,7 @@ class RunQueue(Backend):
             The run; the stored run, if there is a run with that id or idempotency key.
 
         Raises:
-            IdempotencyConflict: if the stored run belongs to another agent or has another input.
+            IdempotencyConflict: if the agent or the input of the stored run differs.
 
         Examples:
             >>> import asyncio
@@ -317,7 +317,7 @@ class RunQueue(Backend):
             The stored row.
 
         Raises:
-            IdempotencyConflict: if the stored run belongs to another agent or has another input.
+            IdempotencyConflict: if the agent or the input of the stored run differs.
         """
         row = await self._assigned_before(row)
         self.delayed_runs.remember_new(row)
@@ -479,7 +479,7 @@ class RunQueue(Backend):
 
         Returns:
             The run or None; with `limit` above 1 a list. Reading `input` of a run raises UnserialisableResult if it
-            has a type that is not registered in this process.
+            contains a type that is not registered in this process.
 
         Examples:
             >>> import asyncio
@@ -504,7 +504,7 @@ class RunQueue(Backend):
             lease_seconds: How long the claim lasts.
             insert: Whether to store the run if it is new.
             reopen: Whether to begin a new generation if it ended without success.
-            wait: If another run with its concurrency key is active, store this one behind it. It keeps its place for
+            wait: If another run with its concurrency key is active, store this run behind it. It keeps its place for
                 5 seconds, so the caller must take it again before that.
 
         Returns:
@@ -587,7 +587,7 @@ class RunQueue(Backend):
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Raises:
-            LeaseLost: if this worker does not have the claim any more.
+            LeaseLost: if this worker does not hold the claim any more.
         """
         key, token = self._claim_of(run_id, worker_id, claim_id)
         row = await self.require(key)
@@ -626,7 +626,7 @@ class RunQueue(Backend):
     async def extend_lease(
         self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
     ) -> bool:
-        """Extend the lease of a run to `lease_seconds` from now; return False if this worker has no claim on it.
+        """Extend the lease of a run to `lease_seconds` from now; return False if this worker holds no claim on it.
 
         Args:
             run_id: The id of the run.
@@ -635,7 +635,7 @@ class RunQueue(Backend):
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Returns:
-            Whether this worker has the claim.
+            Whether this worker holds the claim.
         """
         until = self.lease_now() + checked_seconds("lease_seconds", lease_seconds, least=0.001)
         try:
@@ -660,7 +660,7 @@ class RunQueue(Backend):
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Returns:
-            False if that was the last of `max_retries` attempts, or if this worker has no claim on the run.
+            False if that was the last of `max_retries` attempts, or if this worker holds no claim on the run.
         """
         delay = checked_seconds("delay_seconds", delay_seconds)
         try:
@@ -697,7 +697,7 @@ class RunQueue(Backend):
             msg_id: A second message with the same id is dropped; None for a new id.
 
         Returns:
-            The status that the run had, or "unknown", and the message's number, or 0 if the run is not live.
+            The status of the run before, or "unknown", and the message's number, or 0 if the run is not live.
         """
         op = self.post_op(stored_id(run_id), kind, name, payload, msg_id)
         result: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
@@ -798,7 +798,7 @@ class RunQueue(Backend):
                 run key, or else the only tenant's run with that run key.
 
         Raises:
-            InvalidArgument: Runs of several tenants have that run key. The message lists the tenants.
+            InvalidArgument: Runs of several tenants use that run key. The message lists the tenants.
             UnknownRun: No such run is stored.
         """
         owner = checked_tenant(tenant)

@@ -2,7 +2,7 @@
 
 The store claims the run in the commit that stores it, and sends it to the worker in a message. The worker need not be
 notified first and send a claim then. The store claims a run only for a worker that subscribes to these messages, so
-that no process that has ended gets one.
+that no process that has ended gets a run.
 
 Measured on Redis: without blocking claims, a run starts 1.4 times as late on an idle worker.
 """

@@ -41,7 +41,7 @@ Steps = Generator[tuple[str, dict[str, Any]] | None, Any, RunRow]
 
 
 def store_id(view: PostgresConnection) -> str:
-    """Return what only this database and schema have, until the server is restarted."""
+    """Return what identifies this database and schema until the server is restarted."""
     found: str = view.execute(f"SELECT {_STORE}").fetchone()[0]
     return found
 

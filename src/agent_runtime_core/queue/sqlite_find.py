@@ -1,6 +1,6 @@
 """Lists and counts of the runs in a SQLite file, each from an index.
 
-An index is one more page to write each time a run changes. So the indexes of lists have only the runs with `listed` 1,
+An index is one more page to write each time a run changes. So the indexes of lists hold only the runs with `listed` 1,
 and the runs that arrived last are not listed: most of them change soon, and often for the last time. `BATCH` of them
 are listed together when the last of these runs arrives. The others, fewer than `BATCH`, are read from the table.
 """
@@ -127,7 +127,7 @@ def _by_state(tenant: str | None) -> tuple[str, Condition]:
 
 
 def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
-    """Return the wanted pairs of status and agent that runs have, with one index lookup for each."""
+    """Return the wanted pairs of status and agent that occur in runs, with one index lookup for each."""
     statuses = tuple(_STATUSES) if wanted.statuses is None else dict.fromkeys(wanted.statuses)
     if wanted.agent is not None:
         return [*product(statuses, (wanted.agent,))]
@@ -216,7 +216,7 @@ def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
 
 
 def _places_unlisted(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[float, int]]:
-    """Return the places of the wanted runs that the indexes do not have."""
+    """Return the places of the wanted runs that the indexes do not contain."""
     texts, values = _split(_unlisted(), *_conditions(wanted), _before(wanted))
     return view.execute(_query("created_at, n", "NOT INDEXED", texts, ""), values).fetchall()
 
