@@ -215,7 +215,7 @@ BUDGET: dict[str, int] = {
     "server": 3099,
     "cli": 3381,
     "integrations": 3044,
-    "queue": 3455,
+    "queue": 3456,
     "_views": 2715,
     "tools": 2244,
     "loop": 1708,
