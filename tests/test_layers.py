@@ -216,7 +216,7 @@ BUDGET: dict[str, int] = {
     "server": 3107,
     "cli": 3399,
     "integrations": 3048,
-    "queue": 3662,
+    "queue": 3663,
     "_views": 2726,
     "tools": 2244,
     "loop": 1733,

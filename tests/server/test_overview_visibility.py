@@ -84,7 +84,7 @@ async def test_lists_are_filled_up_with_visible_runs(app: FastAPI, runner: Agent
             assert sizes[:2] == [4, 4]
     async with client_of(app, "carl") as client:
         found = [(await client.get(f"{API}/{path}")).json() for path in ("runs", "approvals")]
-    assert found == [{"items": [], "next": None}] * 2
+    assert found == [{"items": [], "next": None, "note": None}, {"items": [], "next": None}]
 
 
 async def test_children_and_parents_of_others_are_not_named(app: FastAPI, runner: AgentRunner) -> None:
