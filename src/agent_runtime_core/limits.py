@@ -46,11 +46,11 @@ class SpendPool:
         RunnerConfig(limits=RunLimits(pools=[SpendPool("acme", usd=20, per="day")]))
 
     Args:
-        name: The name of the pool. `{tenant}` in it stands for the tenant of the run, so each tenant has a pool.
+        name: The name of the pool. `{tenant}` in it stands for the tenant of the run, so each tenant gets a pool.
         usd: USD for each period, from the configured `model_prices`; None for no limit.
         tokens: Tokens for each period; None for no limit.
         per: A calendar period in UTC, "hour", "day" or "month"; or a sliding period as a timedelta or in seconds.
-        on_empty: What a model call without room does: "wait" until the pool has room, parked and without a slot of
+        on_empty: What a model call without room does: "wait" until there is room, parked and without a slot of
             the worker, or "fail" with LimitExceeded.
 
     Raises:

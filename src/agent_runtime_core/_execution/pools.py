@@ -1,4 +1,4 @@
-"""What a run reserves in the pools that it shares with other runs, and what it has spent of them."""
+"""What a run reserves in the pools that it shares with other runs, and what it spent of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunPools:
 
         Raises:
             LimitExceeded: A pool without room fails calls, or the call needs more than a pool allows in a period.
-            Postponed: The call is inside a step, and the pool has no room for long.
+            Postponed: The call is inside a step, and there is no room for long.
         """
         for want, _ in wanted.values():
             for unit, (limit, amount) in enumerate(zip(want.limits, want.amounts, strict=True)):
@@ -130,16 +130,16 @@ class RunPools:
         await context.waits.pause(longest, reason)
 
     def used(self, name: str, key: str, usage: Mapping[str, Any], cost: float | None) -> None:
-        """Note what the answer of a call has used."""
+        """Note what the answer of a call used."""
         self._used[name, key] = _amounts(usage, cost, 1)
 
     async def settle(self, name: str, key: str, charged: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """Have what an attempt of a step has used counted in the commit of its next record.
+        """Count what an attempt of a step used in the commit of its next record.
 
         Args:
             name: The name of the step.
             key: Its key.
-            charged: What its code has charged, by model. Without a reservation it counts in the pools of the run.
+            charged: What its code charged, by model. Without a reservation it counts in the pools of the run.
         """
         reserved = self._writer.reservations.get((name, key))
         usd, tokens, calls = self._used.pop((name, key), NOTHING)
@@ -221,5 +221,5 @@ class PooledCalls:
             await self._run.give_back(*identity)
 
     def used(self, key: str, usage: Mapping[str, Any], cost: float | str | None) -> None:
-        """Note what the answer of the call with that key has used."""
+        """Note what the answer of the call with that key used."""
         self._run.used("model", f"k:{key}", usage, usd_of(cost))

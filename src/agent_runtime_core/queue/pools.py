@@ -1,4 +1,4 @@
-"""The state of a pool: what runs have spent and reserved in a period. `redis_pools.lua` has the same rules."""
+"""The state of a pool: what runs spent and reserved in a period. `redis_pools.lua` contains the same rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .windows import Window
 
 #: Begins the names of the shared states that are pools.
 PREFIX: Final = "pool:"
-#: Seconds after which a reservation is dropped that nobody has closed: no model call takes that long.
+#: Seconds after which a reservation is dropped that nobody closed: no model call takes that long.
 HELD: Final = 86_400.0
 _SECONDS: Final = {"hour": 3600, "day": 86_400}
 
@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
         name: The name of the pool.
         unit: The index of what is used up: nano-dollars, tokens, model calls.
         used: How much of it is used, with what is reserved.
-        seconds: Seconds until the period has room.
+        seconds: Seconds until there is room in the period.
         is_reserved: Whether there would be room without the reservations of calls that have not ended.
     """
 
@@ -74,11 +74,11 @@ def end_of(per: str, now: float) -> float:
 class Pool:
     """One pool at a moment.
 
-    A reservation is part of the amounts from the start, and is corrected when the call has ended. So it belongs to the
+    A reservation is part of the amounts from the start, and is corrected when the call ends. So it belongs to the
     period in which it was made, and one that nobody closes ends with that period.
 
     Args:
-        text: The stored state; None for a pool that nothing has used.
+        text: The stored state; None for a pool that nothing used.
         per: "hour", "day" or "month", or the seconds of a sliding period. None: as it is stored.
         now: Wall time on the clock of the store.
 
@@ -95,7 +95,7 @@ class Pool:
         self.now: float = now
         self.per: str | float = stored["per"] if per is None else per
         if stored and stored["per"] != self.per:
-            stored = {}  # what another period has counted says nothing about this one
+            stored = {}  # amounts of another period say nothing about this one
         self.tenant: str = stored.get("tenant", "")
         self.limits: Amounts = tuple(stored.get("limits", (-1, -1, -1)))
         self.reservations: dict[str, tuple[float, Amounts]] = {
@@ -112,7 +112,7 @@ class Pool:
         self._move()
 
     def _in_period(self, per: str, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return the state without what an earlier period has counted."""
+        """Return the state without what an earlier period counted."""
         ends, self.ends = stored.get("ends", 0.0), end_of(per, self.now)
         # A clock that is a little behind another one does not begin a period that is over once more.
         if ends > self.ends and ends <= end_of(per, self.ends):
@@ -120,7 +120,7 @@ class Pool:
         return {**stored, "cells": []} if ends < self.ends else stored
 
     def _move(self) -> None:
-        """Drop what has ended."""
+        """Drop what ended before now."""
         cells = self._windows[0].cells
         if cells and (behind := cells[-1][1] - self.now) > self._windows[0].per:  # the clock went back
             self.reservations = {id: (at - behind, amounts) for id, (at, amounts) in self.reservations.items()}
@@ -138,7 +138,7 @@ class Pool:
 
     @property
     def used(self) -> Amounts:
-        """What the period has counted, with what is reserved."""
+        """What the period counted, with what is reserved."""
         usd, tokens, calls = (sum(int(amount) for _, _, amount in window.cells) for window in self._windows)
         return usd, tokens, calls
 
@@ -183,7 +183,7 @@ class Pool:
 
         Args:
             id: Identifies the call.
-            amounts: What the call has used.
+            amounts: What the call used.
         """
         if id not in self.reservations:
             return

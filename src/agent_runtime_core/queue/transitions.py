@@ -825,7 +825,7 @@ class RunTransitions(ABC):
             call_id: Identifies the call. It begins with the run id and "/".
             pools: The pools, sorted: transactions lock them in this order.
             wall: The time on the wall clock.
-            forced: Whether to reserve without regard to the limits: the call has been made.
+            forced: Whether to reserve without regard to the limits: the call was made.
 
         Returns:
             The pools without room; none if the amounts are reserved.
@@ -844,12 +844,12 @@ class RunTransitions(ABC):
         return refusals
 
     def spend(self, names: Sequence[str], call_id: str, amounts: Amounts, wall: float) -> None:
-        """Close the reservations of a call, and count what it has used. A repeat changes nothing.
+        """Close the reservations of a call, and count what it used. A repeat changes nothing.
 
         Args:
             names: The names of the pools, sorted.
             call_id: Identifies the call.
-            amounts: What the call has used.
+            amounts: What the call used.
             wall: The time on the wall clock.
         """
         self._close(names, wall, lambda id: id == call_id, amounts)

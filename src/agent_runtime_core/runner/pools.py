@@ -22,7 +22,7 @@ class PoolInfo:
         tenant: The tenant whose pool it is; None for a pool that tenants share.
         per: The period: "hour", "day" or "month", or the seconds of a sliding period.
         ends_at: When the calendar period ends, an aware datetime in UTC; None for a sliding period.
-        limits: What the pool allows in a period, as the last model call has stated it.
+        limits: What the pool allows in a period, as the last model call stated it.
         spent: What finished model calls have used.
         reserved: What is reserved for model calls that have not ended.
         left: What is left of each limit; below 0 if calls have used more than they have reserved.
