@@ -31,7 +31,16 @@ from .._core.validation import Shown, is_number, must
 from .._engines.base import Guard, Op
 from .._engines.outages import OUTAGE
 from .._engines.payloads import mark_in
-from ..errors import AgentRuntimeError, IdempotencyConflict, LeaseLost, UnknownEncryptionKey, UnknownRun, brief
+from ..errors import (
+    AgentRuntimeError,
+    IdempotencyConflict,
+    LeaseLost,
+    StorageCorrupt,
+    UnknownEncryptionKey,
+    UnknownRun,
+    UnserialisableResult,
+    brief,
+)
 from ..queue.base import RunQueue
 from ..queue.records import (
     LIVE,
@@ -41,7 +50,6 @@ from ..queue.records import (
     RunFilter,
     RunRow,
     RunUpdate,
-    damaged,
     same_input,
     unreadable,
 )
@@ -142,7 +150,7 @@ class Schedule:
         except AgentRuntimeError:
             raise
         except Exception as error:  # whatever a value of another type causes
-            raise damaged(row.run_id, "input", row.input) from error
+            raise _damaged(row, "input") from error
 
     @classmethod
     def _of(cls, row: RunRow, spec: Mapping[str, Any], state: _State, zone: ZoneInfo) -> Self:
@@ -438,7 +446,7 @@ class Schedules:
     async def delete(self, id: str, *, tenant: str | None = None) -> bool:
         """Delete a schedule. Its runs stay. Returns whether it was stored."""
         self._check_writable()
-        row = await self.row(id, tenant=tenant)
+        row = await self._light(_row_id(id, owner := checked_tenant(tenant))[1], owner)
         return row is not None and await self.drop(row)
 
     async def row(self, id: str, *, tenant: str | None = None) -> RunRow | None:
@@ -457,12 +465,17 @@ class Schedules:
     async def drop(self, row: RunRow) -> bool:
         """Delete the schedule in a row. Returns whether it was stored."""
         now: RunRow | None = row
-        while now is not None and now.agent == SCHEDULE:
+        while now is not None:
             with contextlib.suppress(RowChanged):
                 await self._queue.commits.commit(None, _deletion(now))
                 return True
-            now = await self._queue.row(row.run_id)
+            now = await self._light(row.run_key, row.tenant)
         return False
+
+    async def _light(self, key: str | None, tenant: str) -> RunRow | None:
+        """Return the row of a schedule without its contents, so that it can be deleted without its encryption key."""
+        found = await self._queue.find(RunFilter(LIVE, SCHEDULE, limit=1, light=True, tenant=tenant, run_key=key))
+        return found[0] if found else None
 
     def declared(self, agents: Iterable[AgentRuntime]) -> Sequence[tuple[str, AgentRuntime, Mapping[str, Any]]]:
         """Return what agents declare in `AgentRuntime.schedules`, or raise InvalidArgument."""
@@ -614,16 +627,29 @@ def _row_id(id: str, tenant: str) -> tuple[str, str]:
 def _spec(row: RunRow) -> dict[str, Any]:
     if (error := unreadable(row)) is not None:
         raise error
-    spec = row.decoded("input", decode)
+    try:
+        spec = decode(row.input)
+    except UnserialisableResult as error:
+        raise _damaged(row, "input") from error
     if (mark := mark_in(spec)) is not None:  # rows of lists contain marks
-        raise UnknownEncryptionKey(mark["encrypted"]["key"], f"input of run {row.run_id}")
+        raise UnknownEncryptionKey(mark["encrypted"]["key"], f"schedule {_name(row)}")
     if not isinstance(spec, dict) or not spec.keys() >= {"id", "agent", *_DEFAULTS}:
-        raise damaged(row.run_id, "input", row.input)
+        raise _damaged(row, "input")
     return spec
 
 
 def _state(row: RunRow) -> _State:
-    return row.decoded("reason", _State.read)
+    try:
+        return _State.read(row.reason)
+    except ValueError as error:
+        raise _damaged(row, "reason") from error
+
+
+def _damaged(row: RunRow, column: str) -> StorageCorrupt:
+    return StorageCorrupt(
+        f"schedule {brief(_name(row))} must be stored as this library wrote it, got a damaged {column}. Delete the "
+        "schedule and put it again, or restore a backup"
+    )
 
 
 def _name(row: RunRow) -> str:
