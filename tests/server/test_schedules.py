@@ -157,14 +157,5 @@ async def test_a_full_queue_refuses_to_run_now(make_app: Callable[..., Any], run
         assert (await client.post(f"{API}/daily/run")).status_code == 429
 
 
-async def test_a_schedule_as_a_run(client: httpx.AsyncClient, runner: AgentRunner) -> None:
-    await runner.schedules.put("daily", "echo", every=3600)
-    path = "/api/v1/runs/schedule%3Adaily"
-    shown = (await client.get(path)).json()
-    assert (shown["state"], shown["key"]) == ("waiting", "schedule:daily")
-    for rest, body in (("resume", None), ("fork", {}), ("signals/go", 1), ("messages", {"message": "hi"})):
-        assert (await client.post(f"{path}/{rest}", json=body)).status_code in (202, 409), rest
+async def test_a_run_cannot_use_the_name_of_a_schedule(client: httpx.AsyncClient) -> None:
     assert (await client.post("/api/v1/runs", json={"agent": "echo", "run_id": "schedule:x"})).status_code == 422
-    cancelled = await client.post(f"{path}/cancel", json={"wait": 1})
-    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
-    assert await runner.schedules.list() == []

@@ -104,7 +104,9 @@ def test_check_names_schedules_whose_agent_no_worker_knows(run: Commands) -> Non
     code, out, err = run("check", "my_code:agents")
     assert (code, out) == (0, "0 runs checked: 0 can resume, 0 cannot, 0 unknown\n")
     assert err == "agent-runtime: schedule 'two' starts runs of agent 'unknown', which no worker knows\n"
-    assert run.json("check", "my_code:agents")["schedules"] == [{"id": "two", "tenant": "acme", "agent": "unknown"}]
+    assert run.json("check", "my_code:agents")["schedules"] == [
+        {"id": "two", "tenant": "acme", "agent": "unknown", "error": None}
+    ]
     assert run("check", "my_code:agents", "--tenant", "other")[2] == ""
 
 
@@ -119,11 +121,3 @@ def test_doctor_does_not_report_a_schedule_as_a_run(run: Commands, monkeypatch: 
     assert code == 0
     assert "schedule:daily" not in out
     assert "1 waiting" not in out
-
-
-def test_runs_shows_a_schedule_as_a_waiting_run(run: Commands) -> None:
-    run(*PUT)
-    [found] = run.json("runs")
-    assert (found["run_key"], found["status"]) == ("schedule:daily", "waiting")
-    assert run("cancel", "schedule:daily")[0] == 0
-    assert run.json("schedule", "list") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,24 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, AgentRuntime, IllegalTransition, InvalidArgument, RunResult, open_run
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core._views.overview import agents_view, queue_view
+from agent_runtime_core._views.schedules import schedule_items
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.encryption import AESGCMCodec
-from agent_runtime_core.errors import IdempotencyConflict, NotSupported, StorageBusy, StorageClosed
+from agent_runtime_core.errors import (
+    IdempotencyConflict,
+    NotSupported,
+    StorageBusy,
+    StorageClosed,
+    StorageCorrupt,
+    UnknownEncryptionKey,
+    UnknownRun,
+)
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.persistence import PersistenceConfig, PersistenceManager
 from agent_runtime_core.queue import get_queue
-from agent_runtime_core.queue.records import SCHEDULE, RunCounts, RunFilter
+from agent_runtime_core.queue.records import LIVE, SCHEDULE, RunCounts, RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig, reencrypt
 from agent_runtime_core.runner.moving import move_store
@@ -26,6 +37,7 @@ from agent_runtime_core.runner.tenants import assign_runs
 from agent_runtime_core.runner.verification import mark_restored, verify_store
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing import VirtualClock
+from tests.support.backends import SERVERS
 
 START = 1_800_000_000.0  # a whole multiple of the intervals below
 KEYS = {"old": bytes(range(32)), "new": bytes(range(1, 33))}
@@ -58,20 +70,40 @@ def clock() -> VirtualClock:
     return VirtualClock(start=START)
 
 
-def opened(path: Path, clock: VirtualClock, *agents: AgentRuntime) -> AgentRunner:
-    registry = Registry()
-    for agent in agents:
-        registry.register(agent)
-    queue: Any = get_queue("sqlite", clock=clock, path=path)
-    bus: Any = get_event_bus("sqlite", engine=queue.engine, clock=clock)
-    state: Any = get_state_store("sqlite", engine=queue.engine, clock=clock)
-    stores = PersistenceManager(PersistenceConfig.on(queue.engine))
-    return AgentRunner(queue, bus, state, RunnerConfig(park_after=0), registry=registry, persistence=stores)
+class Store:
+    """A store of one kind, on which a test opens runners."""
+
+    def __init__(self, kind: str, clock: VirtualClock, options: dict[str, Any]) -> None:
+        self.kind, self.clock, self._options = kind, clock, options
+        if kind == "memory":  # which lasts as long as this engine
+            queue: Any = get_queue(kind, clock=clock)
+            self._options = {"engine": queue.engine}
+
+    def opened(self, *agents: AgentRuntime) -> AgentRunner:
+        registry = Registry()
+        for agent in agents:
+            registry.register(agent)
+        queue: Any = get_queue(self.kind, clock=self.clock, **self._options)
+        bus: Any = get_event_bus(self.kind, engine=queue.engine, clock=self.clock)
+        state: Any = get_state_store(self.kind, engine=queue.engine, clock=self.clock)
+        stores = PersistenceManager(PersistenceConfig.on(queue.engine))
+        return AgentRunner(queue, bus, state, RunnerConfig(park_after=0), registry=registry, persistence=stores)
+
+
+MOVABLE = ["sqlite", *(pytest.param(each, marks=getattr(pytest.mark, each)) for each in SERVERS)]
+
+
+@pytest.fixture(params=["memory", *MOVABLE])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: VirtualClock) -> Store:
+    options: dict[str, Any] = {"path": tmp_path / "runs.db"} if request.param == "sqlite" else {}
+    if request.param in SERVERS:
+        options = {"url": request.getfixturevalue(f"{request.param}_url")}
+    return Store(request.param, clock, options)
 
 
 @pytest.fixture
-def runner(tmp_path: Path, clock: VirtualClock, report: Report) -> Iterator[AgentRunner]:
-    runner = opened(tmp_path / "runs.db", clock, report)
+def runner(store: Store, report: Report) -> Iterator[AgentRunner]:
+    runner = store.opened(report)
     yield runner
     asyncio.run(runner.close())
 
@@ -85,11 +117,9 @@ async def worked(runner: AgentRunner) -> None:
 # -- lists and counts
 
 
-async def test_a_schedule_is_a_waiting_run_that_is_not_counted(runner: AgentRunner, clock: VirtualClock) -> None:
+async def test_a_schedule_is_not_counted(runner: AgentRunner, clock: VirtualClock) -> None:
     await runner.submit("other", delay=50)
     await runner.schedules.put("daily", "report", every=100, metadata={"of": "me"})
-    [row] = await runner.runs("waiting", reason="schedule")
-    assert (row.run_key, row.agent_key, row.metadata) == ("schedule:daily", SCHEDULE, {"of": "me"})
     expected = RunCounts({("pending", "other"): 1}, {"other": START}, 1, {})
     assert await runner.queue.counts() == expected
     view = await queue_view(runner)
@@ -98,6 +128,29 @@ async def test_a_schedule_is_a_waiting_run_that_is_not_counted(runner: AgentRunn
     clock.advance(100)
     await runner.queue.claim_rows("other", agent_keys=["none"])  # makes due rows ready
     assert (await runner.queue.counts()).oldest_pending == {"other": START}
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_a_page_of_runs_is_full_if_schedules_are_between_them(newest_first: bool, runner: AgentRunner) -> None:
+    for number in range(6):
+        await runner.submit("report", run_id=f"r{number}")
+        for other in range(number):
+            await runner.schedules.put(f"s{number}-{other}", "report", every=100)
+    names = [f"r{number}" for number in range(6)]
+    expected = names[::-1] if newest_first else names
+    for wanted in (RunFilter(), RunFilter(("pending", "waiting")), RunFilter(prefix="")):
+        found = list[str | None]()
+        page = wanted._replace(newest_first=newest_first, limit=2)
+        while rows := await runner.queue.find_runs(page):
+            assert len(rows) == 2
+            found += [row.run_key for row in rows]
+            last = rows[-1]
+            page = page._replace(
+                **{"before": (last.created_at, last.arrival)} if newest_first else {"after": last.arrival}
+            )
+        assert found == expected
+    assert await runner.queue.find_runs(RunFilter(agent=SCHEDULE)) == []
+    assert await runner.queue.find_runs(RunFilter(limit=0)) == []
 
 
 async def test_the_run_of_a_tick_is_found_by_the_name_of_its_schedule(runner: AgentRunner, clock: VirtualClock) -> None:
@@ -112,17 +165,21 @@ async def test_the_run_of_a_tick_is_found_by_the_name_of_its_schedule(runner: Ag
 
 async def test_a_schedule_is_no_run_to_act_on(runner: AgentRunner, report: Report, clock: VirtualClock) -> None:
     put = await runner.schedules.put("daily", "report", every=100)
-    name = "schedule:daily"
-    for call in (
-        runner.resume(name), runner.requeue(name), runner.fork(name), runner.signal(name, "go"),
-        runner.send(name, "hello"), runner.approve(name, "pay"), runner.wait(name), anext(runner.stream(name)),
-        anext(runner.event_pages(name)), runner.discard(name),
-    ):  # fmt: skip
-        with pytest.raises(IllegalTransition, match="schedule"):
-            await call
+    row = await runner.schedules.row("daily")
+    assert row is not None
+    for name in ("schedule:daily", row.run_id):
+        calls = [
+            runner.get_run(name), runner.cancel(name), runner.resume(name), runner.requeue(name), runner.fork(name),
+            runner.wait(name), runner.discard(name),
+        ]  # fmt: skip
+        if name != row.run_id:  # by its id, the run is not looked up
+            calls += [runner.signal(name, "go"), runner.send(name, "hello"), runner.approve(name, "pay"),
+                      anext(runner.stream(name)), anext(runner.event_pages(name))]  # fmt: skip
+        for call in calls:
+            with pytest.raises(UnknownRun, match="names a schedule" if name != row.run_id else "not found"):
+                await call
     assert await runner.schedules.get("daily") == put
-    [row] = await runner.runs(agent=SCHEDULE)
-    assert await runner.signal(row.run_id, "go")  # by its id, the run is not looked up
+    assert await runner.signal(row.run_id, "go")
     await worked(runner)
     assert await runner.schedules.get("daily") == put
     clock.advance(100)
@@ -130,18 +187,14 @@ async def test_a_schedule_is_no_run_to_act_on(runner: AgentRunner, report: Repor
     assert report.times == [START + 100]
 
 
-@pytest.mark.parametrize("wait", [False, True])
-async def test_to_cancel_a_schedule_deletes_it(wait: bool, runner: AgentRunner, clock: VirtualClock) -> None:
-    await runner.schedules.put("daily", "report", every=100)
-    assert await runner.cancel("schedule:daily", wait=wait, by="me") == ("cancelled" if wait else True)
-    assert await runner.runs() == []
+async def test_a_deleted_schedule_does_not_fire(runner: AgentRunner, clock: VirtualClock) -> None:
     await runner.schedules.put("daily", "report", every=100)
     clock.advance(100)
     [claimed] = await runner.queue.claim_rows("other", agent_keys=[SCHEDULE])
-    assert await runner.cancel("schedule:daily")
+    assert await runner.schedules.delete("daily")
     await runner.schedules.fire(claimed)  # the claim is over
     await worked(runner)
-    assert await runner.runs() == []
+    assert await runner.queue.find(RunFilter()) == []
 
 
 async def test_callers_cannot_use_names_of_schedules(runner: AgentRunner, tmp_path: Path) -> None:
@@ -208,6 +261,7 @@ async def test_a_schedule_is_not_given_to_a_tenant(runner: AgentRunner, clock: V
     assert stored.every == put.every
 
 
+@pytest.mark.parametrize("store", MOVABLE, indirect=True)
 async def test_a_store_is_moved_with_its_schedules(
     runner: AgentRunner, report: Report, clock: VirtualClock, tmp_path: Path
 ) -> None:
@@ -215,7 +269,7 @@ async def test_a_store_is_moved_with_its_schedules(
     clock.advance(100)
     await worked(runner)
     before = await runner.schedules.list()
-    async with opened(tmp_path / "new.db", clock, report) as target:
+    async with Store("sqlite", clock, {"path": tmp_path / "new.db"}).opened(report) as target:
         await move_store(runner, target)
         assert await target.schedules.list() == before
         clock.advance(100)
@@ -232,55 +286,123 @@ async def test_a_restored_schedule_fires(runner: AgentRunner, report: Report, cl
     assert report.times == [START + 100]
 
 
+@pytest.fixture
+def _settings() -> Iterator[None]:
+    yield
+    reset_config()
+
+
+def hidden(kind: str, value: Any) -> Any:
+    return {**value, "input": {"text": "…"}} if kind == "input" and "input" in value else value
+
+
+@pytest.mark.usefixtures("_settings")
 async def test_an_encrypted_schedule_is_kept_by_a_worker_without_its_key(
-    report: Report, clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    report: Report, clock: VirtualClock, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, ticks = tmp_path / "runs.db", iter(range(100, 1000, 100))
-    try:
-        configure(payload_codec=OLD)
-        async with opened(path, clock, report) as runner:
-            put = await runner.schedules.put("daily", "report", {"text": "canary"}, every=100)
-            assert await runner.schedules.put("daily", "report", {"text": "canary"}, every=100) == put
-            clock.advance(next(ticks))
-            await worked(runner)
-        assert b"canary" not in path.read_bytes()
-        configure(payload_codec=NEW)
-        async with opened(path, clock, report) as runner:
-            clock.advance(100)
-            await worked(runner)
-            assert "schedule daily could not fire" in caplog.text
-        configure(payload_codec=BOTH)
-        async with opened(path, clock, report) as runner:
-            assert (await reencrypt(runner)).unreadable == {}
-        configure(payload_codec=NEW)
-        async with opened(path, clock, report) as runner:
-            clock.advance(5)
-            await worked(runner)
-            assert report.times == [START + 100, START + 200]
-            assert (await runner.schedules.list())[0].input == {"text": "canary"}
-    finally:
-        reset_config()
+    configure(payload_codec=OLD)
+    async with store.opened(report) as runner:
+        put = await runner.schedules.put("daily", "report", {"text": "canary"}, every=100)
+        assert await runner.schedules.put("daily", "report", {"text": "canary"}, every=100) == put
+        clock.advance(100)
+        await worked(runner)
+        [row] = await runner.queue.read("find", RunFilter(agent=SCHEDULE))
+        assert "canary" not in row.input
+    configure(payload_codec=NEW)
+    async with store.opened(report) as runner:
+        clock.advance(100)
+        await worked(runner)
+        assert "schedule daily could not fire" in caplog.text
+    configure(payload_codec=BOTH)
+    async with store.opened(report) as runner:
+        assert (await reencrypt(runner)).unreadable == {}
+    configure(payload_codec=NEW)
+    async with store.opened(report) as runner:
+        clock.advance(5)
+        await worked(runner)
+        assert report.times == [START + 100, START + 200]
+        assert (await runner.schedules.list())[0].input == {"text": "canary"}
 
 
+@pytest.mark.usefixtures("_settings")
+async def test_an_encrypted_schedule_hides_no_other_schedule(report: Report, store: Store) -> None:
+    configure(payload_codec=OLD)
+    async with store.opened(report) as runner:
+        await runner.schedules.put("b", "report", {"text": "canary"}, every=100, tenant="acme")
+    configure(payload_codec=NEW)
+    async with store.opened(report) as runner:
+        for id in ("a", "c"):
+            await runner.schedules.put(id, "report", every=100)
+        found = {each.id: each for each in await runner.schedules.list()}
+        assert [found["a"].error, found["c"].error] == [None, None]
+        hidden = found["b"]
+        assert hidden.error is not None
+        assert "old" in hidden.error
+        assert (hidden.tenant, hidden.agent, hidden.input, hidden.next_tick) == ("acme", "", {}, None)
+        [_, item, _] = sorted(await schedule_items(runner, await runner.schedules.rows()), key=lambda each: each["id"])
+        assert (item["id"], item["tenant"], item["agent"], item["last_state"]) == ("b", "acme", None, None)
+        assert "is encrypted with key" in item["error"]
+        for call in (runner.schedules.get, runner.schedules.pause, runner.schedules.next_ticks):
+            with pytest.raises(UnknownEncryptionKey):
+                await call("b", tenant="acme")
+        assert await runner.schedules.delete("b", tenant="acme")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("reason", "schedule"),
+        ("reason", "schedule x - 0"),
+        ("input", "[]"),
+        ("input", "{"),
+        ("input", '{"id": "b"}'),
+        ("input", {"start": "soon"}),
+        ("input", {"every": None, "cron": "61 * * * *"}),
+        ("input", {"timezone": "Europe/Nowhere"}),
+    ],
+)
+async def test_a_damaged_schedule_hides_no_other_schedule(column: str, value: Any, runner: AgentRunner) -> None:
+    for id in ("a", "b", "c"):
+        await runner.schedules.put(id, "report", every=100)
+    row = await runner.schedules.row("b")
+    assert row is not None
+    text = value if isinstance(value, str) else json.dumps({**json.loads(row.input), **value})
+    damaged = row.with_values(**{column: text})
+    ops = [Op("queue.end", (row.run_id, LIVE, "cancelled", START, "")),
+           Op("queue.delete", (row.run_id, row.generation, row.arrival)), Op("queue.insert", (damaged,))]  # fmt: skip
+    await runner.queue.commits.commit(None, ops)
+    found = await runner.schedules.list()
+    assert [(each.id, each.error is None) for each in found] == [("a", True), ("b", False), ("c", True)]
+    items = await schedule_items(runner, await runner.schedules.rows())
+    assert [(each["id"], each["error"] is None) for each in items] == [("a", True), ("b", False), ("c", True)]
+    with pytest.raises(InvalidArgument if "timezone" in value else StorageCorrupt):
+        await runner.schedules.get("b")
+    assert await runner.schedules.delete("b")
+    assert (await runner.schedules.put("b", "report", every=100)).error is None
+
+
+@pytest.mark.usefixtures("_settings")
 async def test_a_schedule_with_redacted_contents_is_equal_to_itself(
-    report: Report, clock: VirtualClock, tmp_path: Path
+    report: Report, clock: VirtualClock, store: Store
 ) -> None:
-    def hidden(kind: str, value: Any) -> Any:
-        return {**value, "input": {"text": "…"}} if kind == "input" and "input" in value else value
-
-    try:
-        configure(redact=hidden, redact_stored=True)
-        async with opened(tmp_path / "runs.db", clock, report) as runner:
-            await runner.schedules.put("daily", "report", {"text": "secret"}, every=100)
-            clock.advance(150)
-            await runner.schedules.put("daily", "report", {"text": "secret"}, every=100)
-            await worked(runner)
-            assert report.times == [START + 100]
-    finally:
-        reset_config()
+    configure(redact=hidden, redact_stored=True)
+    async with store.opened(report) as runner:
+        await runner.schedules.put("daily", "report", {"text": "secret"}, every=100)
+        clock.advance(150)
+        await runner.schedules.put("daily", "report", {"text": "secret"}, every=100)
+        await worked(runner)
+        assert report.times == [START + 100]
 
 
-async def test_a_closed_or_read_only_runner_changes_no_schedule(runner: AgentRunner, tmp_path: Path) -> None:
+async def test_a_closed_runner_changes_no_schedule(runner: AgentRunner) -> None:
+    await runner.schedules.put("daily", "report", every=100)
+    await runner.close()
+    with pytest.raises(StorageClosed):
+        await runner.schedules.pause("daily")
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+async def test_a_read_only_runner_changes_no_schedule(runner: AgentRunner, tmp_path: Path) -> None:
     put = await runner.schedules.put("daily", "report", every=100)
     async with AgentRunner.open(tmp_path / "runs.db", registry=Registry(), read_only=True) as reader:
         assert await reader.schedules.list() == [put]
@@ -291,16 +413,13 @@ async def test_a_closed_or_read_only_runner_changes_no_schedule(runner: AgentRun
                      reader.schedules.run_now):  # fmt: skip
             with pytest.raises(NotSupported):
                 await call("daily")
-    await runner.close()
-    with pytest.raises(StorageClosed):
-        await runner.schedules.pause("daily")
 
 
 # -- races, outages, clocks
 
 
-async def test_two_puts_at_the_same_time(runner: AgentRunner, clock: VirtualClock, tmp_path: Path) -> None:
-    async with opened(tmp_path / "runs.db", clock) as other:
+async def test_two_puts_at_the_same_time(runner: AgentRunner, store: Store) -> None:
+    async with store.opened() as other:
         for _ in range(5):
             puts = [
                 each.schedules.put("daily", "report", every=every)
@@ -466,19 +585,12 @@ async def test_a_name_that_another_schedule_begins_with(runner: AgentRunner) -> 
     assert not await runner.schedules.delete("a")
 
 
-async def test_a_schedule_that_is_encrypted_and_redacted_is_stored_once(
-    report: Report, clock: VirtualClock, tmp_path: Path
-) -> None:
-    def hidden(kind: str, value: Any) -> Any:
-        return {**value, "input": {"text": "…"}} if kind == "input" and "input" in value else value
-
-    try:
-        configure(redact=hidden, redact_stored=True, payload_codec=OLD)
-        async with opened(tmp_path / "runs.db", clock, report) as runner:
-            puts = [await runner.schedules.put("daily", "report", {"text": "secret"}, every=100) for _ in range(2)]
-            assert puts[0] == puts[1]
-            assert (await runner.schedules.pause("daily")).paused
-            assert not (await runner.schedules.resume("daily")).paused
-            assert puts[0].input == {"text": "…"}
-    finally:
-        reset_config()
+@pytest.mark.usefixtures("_settings")
+async def test_a_schedule_that_is_encrypted_and_redacted_is_stored_once(report: Report, store: Store) -> None:
+    configure(redact=hidden, redact_stored=True, payload_codec=OLD)
+    async with store.opened(report) as runner:
+        puts = [await runner.schedules.put("daily", "report", {"text": "secret"}, every=100) for _ in range(2)]
+        assert puts[0] == puts[1]
+        assert (await runner.schedules.pause("daily")).paused
+        assert not (await runner.schedules.resume("daily")).paused
+        assert puts[0].input == {"text": "…"}

@@ -859,6 +859,28 @@ async def test_a_loop_whose_store_was_closed_ends_with_that_error(tmp_path: Path
                 await loop
 
 
+async def test_a_loop_without_a_free_slot_ends_too_if_its_store_was_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside, more = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await more.wait()
+
+    async with Rig(tmp_path / "a.db", Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script")
+        loop = await working(rig.runner, poll_interval=0.01)
+        await until(inside)
+        rig.runner.queue.engine.close_now()  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageClosed):
+                await loop
+        more.set()
+    assert "claiming" not in caplog.text
+
+
 async def test_closing_does_not_cut_the_grace_short(place: Path | None) -> None:
     inside, more = asyncio.Event(), asyncio.Event()
 

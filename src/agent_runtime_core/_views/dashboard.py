@@ -111,7 +111,7 @@ class Dashboard:
         """Count a page of new runs, or else of older runs; return whether there may be more of them."""
         wanted = RunFilter(since=now - _WEEK, tenant=self._tenant, limit=_PAGE, light=True)
         if self._last:
-            rows = await runner.queue.find(wanted._replace(after=self._last))
+            rows = await runner.queue.find_runs(wanted._replace(after=self._last))
             if rows:
                 self._last = rows[-1].arrival
                 self._read += len(rows)
@@ -119,7 +119,7 @@ class Dashboard:
                 return True
         if self._complete or self._read >= MOST_RUNS:
             return False
-        rows = await runner.queue.find(wanted._replace(newest_first=True, before=self._before))
+        rows = await runner.queue.find_runs(wanted._replace(newest_first=True, before=self._before))
         self._last = max(self._last, *(each.arrival for each in rows)) if rows else self._last
         self._complete = len(rows) < _PAGE
         if rows:

@@ -51,7 +51,7 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
         by_status[status] += count
         by_agent.setdefault(agent, {})[status] = count
     running, waiting, pending = [
-        await queue.find(RunFilter((status,), tenant=tenant, limit=_MOST_ROWS, light=True))
+        await queue.find_runs(RunFilter((status,), tenant=tenant, limit=_MOST_ROWS, light=True))
         for status in ("running", "waiting", "pending")
     ]
     # A delayed run waits since it was due, and one that is due later does not wait for a worker.

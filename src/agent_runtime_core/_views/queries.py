@@ -132,7 +132,7 @@ def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]
 
 async def newest_of(queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int) -> list[RunRow]:
     """Return the newest rows before a position that match one of the filters, each once."""
-    lists = [await queue.find(each._replace(before=before, limit=limit)) for each in filters]
+    lists = [await queue.find_runs(each._replace(before=before, limit=limit)) for each in filters]
     if len(lists) == 1:
         return lists[0]
     merged: dict[str, RunRow] = {}

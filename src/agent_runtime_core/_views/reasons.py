@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from .._core.clock import aware
 from .._execution.effects import FORKED_FROM
-from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, SCHEDULE, SET_ASIDE, RunFilter, RunRow, open_questions
+from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, SET_ASIDE, RunFilter, RunRow, open_questions
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.processes import ProcessInfo, processes
 from ..runner.run_client import RunClient
@@ -39,9 +39,6 @@ async def reasons_of(
 
 
 async def _reasons(row: RunRow, error: Any, related: _Related) -> Any:
-    if row.agent == SCHEDULE:
-        yield _reason("wait", "waits for its next tick")
-        return
     if row.status in LIVE:
         async for each in _of_live(row, related):
             yield each

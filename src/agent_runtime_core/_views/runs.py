@@ -21,18 +21,7 @@ from ..interfaces import AgentRuntime
 from ..limits import COSTS, RunLimits, sum_usd
 from ..queue.base import RunQueue
 from ..queue.contents import TAGS, tags_in, without_tags
-from ..queue.records import (
-    ACTED,
-    IN_DOUBT,
-    LIMITS,
-    LIVE,
-    QUESTION,
-    SCHEDULE,
-    RunFilter,
-    RunRow,
-    answered_request,
-    open_questions,
-)
+from ..queue.records import ACTED, IN_DOUBT, LIMITS, LIVE, QUESTION, RunFilter, RunRow, answered_request, open_questions
 from ..registry import Registry
 from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.finding import duration_of
@@ -62,7 +51,7 @@ async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
     try:
         return await queue.require(run_id, tenant)
     except InvalidArgument:  # its message quotes the key, which answers do not
-        found = await queue.find(RunFilter(run_key=run_id, light=True, limit=MOST_NAMED + 1))
+        found = await queue.find_runs(RunFilter(run_key=run_id, light=True, limit=MOST_NAMED + 1))
     names = ", ".join(sorted(each.tenant for each in found)[:MOST_NAMED]) + ", …" * (len(found) > MOST_NAMED)
     detail = f"Several tenants have a run with this key: {names}. Send the parameter tenant, or the run id."
     raise invalid_field("tenant", detail)
@@ -129,8 +118,6 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
 
 def waiting_words(row: RunRow) -> list[str]:
     """Return the names of the open questions of a run, or else the reason for which it waits."""
-    if row.agent == SCHEDULE:
-        return ["its next tick"]
     names = [each.name for each in open_questions(row)]
     return names or ([row.reason] if row.status == "waiting" and row.reason else [])
 
@@ -375,7 +362,7 @@ async def usage_view(
     since = (now if until is None else until) - DEFAULT_SECONDS if since is None else since
     wanted = RunFilter(since=since, until=until, tenant=tenant, limit=_PAGE, newest_first=True, light=True)
     sums, left, complete, oldest = dict[str, dict[str, Any]](), MOST_RUNS[by], True, since
-    while rows := await runner.queue.find(wanted):
+    while rows := await runner.queue.find_runs(wanted):
         for row, items in await _used(runner, by, rows[:left]):
             for name, usage in items:
                 _add(sums.setdefault(name, _nothing()), usage)

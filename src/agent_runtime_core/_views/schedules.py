@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from .._core.ids import SCHEDULED
-from ..errors import StorageError
 from ..queue.records import RunFilter, RunRow
 from ..runner.run_client import RunClient
 from ..runner.schedules import Schedule
@@ -17,12 +15,12 @@ from .problems import safe_text
 
 _TICKS: Final = 5  # next ticks of a schedule
 _MOST_RUNS: Final = 20  # of its last runs
-_NONE: Final = dict.fromkeys([*(each.name for each in fields(Schedule)), "last_state", "error"])
+_FIELDS: Final = tuple(each.name for each in fields(Schedule) if each.name != "error")
 
 
 def schedule_view(schedule: Schedule) -> dict[str, Any]:
     """Return the fields of a schedule. Times show the offset of its time zone."""
-    found = {each.name: getattr(schedule, each.name) for each in fields(schedule)}
+    found = {name: getattr(schedule, name) for name in _FIELDS}
     return {name: value.isoformat() if isinstance(value, _dt.datetime) else value for name, value in found.items()} | {
         "metadata": plain_of(schedule.metadata),
         "input": plain_of(schedule.input),
@@ -33,9 +31,9 @@ def schedule_view(schedule: Schedule) -> dict[str, Any]:
 async def schedule_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     """Return the items of a list of schedules, with the state of the last run of each, with one read.
 
-    A schedule that this process cannot decrypt shows its `id`, and the reason as its `error`.
+    A schedule that this process cannot read shows its `id`, and the reason as its `error`.
     """
-    items = [_item(row) for row in rows]
+    items = [_item(Schedule.listed(row)) for row in rows]
     states = await runner.queue.snapshots([each["last_run_id"] for each in items if each["last_run_id"]])
     for each in items:
         found = states.get(each["last_run_id"])
@@ -43,12 +41,11 @@ async def schedule_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict
     return items
 
 
-def _item(row: RunRow) -> dict[str, Any]:
-    try:
-        return {**_NONE, **schedule_view(Schedule.of(row))}
-    except StorageError as error:
-        name = (row.run_key or "").removeprefix(SCHEDULED)
-        return {**_NONE, "id": name, "tenant": row.tenant or None, "error": safe_text(str(error))}
+def _item(schedule: Schedule) -> dict[str, Any]:
+    if schedule.error is None:
+        return {**schedule_view(schedule), "error": None}
+    nothing = dict.fromkeys(_FIELDS)
+    return {**nothing, "id": schedule.id, "tenant": schedule.tenant, "error": safe_text(schedule.error)}
 
 
 async def schedule_detail(runner: RunClient, row: RunRow) -> dict[str, Any]:

@@ -44,7 +44,8 @@ async def check(args: Namespace) -> int:
     else:
         _print(checks, counts)
     for each in unknown:
-        warn(f"schedule {each['id']!r} starts runs of agent {each['agent']!r}, which no worker knows")
+        what = f"starts runs of agent {each['agent']!r}, which no worker knows"
+        warn(f"schedule {each['id']!r} {what if each['error'] is None else 'cannot be read: ' + each['error']}")
     return 1 if counts[MISMATCH] or counts[FAILS] else 0
 
 
@@ -73,13 +74,13 @@ async def _check_all(args: Namespace, runner: AgentRunner, registry: Registry) -
 
 
 async def _unknown_agents(args: Namespace, runner: AgentRunner, registry: Registry) -> list[dict[str, Any]]:
-    """Return the schedules whose agents are neither checked nor known to a living worker."""
+    """Return the schedules that cannot be read, or whose agents are neither checked nor known to a living worker."""
     known = {*registry.keys(), *(key for each in await runner.processes() if each.living for key in each.agents)}
     found = [] if args.run is not None else await runner.schedules.list(tenant=args.tenant)
     return [
-        {"id": each.id, "tenant": each.tenant, "agent": each.agent}
+        {"id": each.id, "tenant": each.tenant, "agent": each.agent or None, "error": each.error}
         for each in found
-        if not each.paused and each.agent not in known
+        if each.error is not None or (not each.paused and each.agent not in known)
     ]
 
 

@@ -18,8 +18,7 @@ async def cancel(args: Namespace) -> int:
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id, args.tenant)
         recorded = await runner.cancel(row.run_id)
-        now = await runner.queue.row(row.run_id)  # none if it was a schedule
-        status = "cancelled" if now is None else now.status
+        status = (await require_run(runner, args.id, args.tenant)).status
     data = {"run_id": row.run_id, "recorded": bool(recorded), "status": status}
     requested = f"requested cancellation of run {args.id}, which is {status}"
     refusal = None if recorded else f"run {args.id!r} has finished ({status}) and cannot be cancelled"

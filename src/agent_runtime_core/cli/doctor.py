@@ -22,7 +22,7 @@ from .._core.lazy_import import BUILT_IN, check_scheme, installed_schemes, load,
 from .._engines.payloads import UNREADABLE
 from ..config import FIELDS, PREFIX, SETTINGS, VARIABLES, from_environment, get_config, misspelt, place_of, variable_of
 from ..errors import AgentRuntimeError, StorageOutdated, brief
-from ..queue.records import SCHEDULE, RunRow
+from ..queue.records import RunRow
 from ..registry import Registry
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.runner import AgentRunner
@@ -377,7 +377,7 @@ async def _counts(runner: AgentRunner) -> _Counts:
     for status in RunStatus:
         number = 0
         async for row in rows_of(runner, status.value, limit=_COUNTED):
-            number += row.agent != SCHEDULE
+            number += 1
             _look(row, now, counts)
         counts.by_status[status.value] = f"{number}{'+' if number >= _COUNTED else ''}"
     return counts
@@ -386,8 +386,6 @@ async def _counts(runner: AgentRunner) -> _Counts:
 def _look(row: RunRow, now: float, counts: _Counts) -> None:
     name = row.run_key or row.run_id
     match row.status:
-        case "waiting" if row.agent == SCHEDULE:
-            pass
         case "running":
             if row.worker:
                 counts.workers[row.worker] = max(counts.workers.get(row.worker, 0.0), row.updated_at)

@@ -141,7 +141,7 @@ async def _known_runs(runner: AgentRunner, run_id: str, tenant: str | None) -> s
 
 async def similar_agent(runner: AgentRunner, key: str) -> str | None:
     """Return the key of the agent that was probably meant, if no run belongs to the agent `key`."""
-    if await runner.queue.find(RunFilter(agent=key, limit=1)):
+    if await runner.queue.find_runs(RunFilter(agent=key, limit=1)):
         return None
     keys = {agent for _, agent in (await runner.queue.counts()).runs}
     return next(iter(difflib.get_close_matches(key[:100], sorted(keys), n=1)), None)
@@ -194,7 +194,7 @@ def wanted_runs(args: Namespace) -> RunFilter:
 async def newest_rows(runner: AgentRunner, wanted: RunFilter, limit: int) -> AsyncIterator[RunRow]:
     """Yield the rows of at most `limit` runs, the newest first."""
     wanted = wanted._replace(newest_first=True)
-    while limit > 0 and (rows := await runner.queue.find(wanted._replace(limit=min(limit, _PAGE)))):
+    while limit > 0 and (rows := await runner.queue.find_runs(wanted._replace(limit=min(limit, _PAGE)))):
         for row in rows:
             yield row
         limit -= len(rows)
@@ -207,7 +207,7 @@ async def rows_of(
 ) -> AsyncIterator[RunRow]:  # fmt: skip
     """Yield the rows of at most `limit` runs with that status, agent and tenant, in order of arrival."""
     after, wanted = 0, RunFilter(None if status is None else (status,), agent, since, limit=_PAGE, tenant=tenant)
-    while limit > 0 and (rows := await runner.queue.find(wanted._replace(after=after))):
+    while limit > 0 and (rows := await runner.queue.find_runs(wanted._replace(after=after))):
         for row in rows:
             yield row
         after, limit = rows[-1].arrival, limit - len(rows)

@@ -57,6 +57,7 @@ from .records import (
     CONFIRMED,
     LIVE,
     RESTORED,
+    SCHEDULE,
     ClaimRequest,
     MailboxMessage,
     QueuedRun,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 MAX_PRIORITY = 1_000_000
 MAX_CLAIMED_AT_ONCE = 10_000  # runs in one claim: their claim ids are made before, on the caller's event loop
 MAX_LISTED = 2**53  # every store accepts this as a limit
+_PAGE = 500  # rows that `find_runs` reads together after a page that contained schedules
 PROMPT_SECONDS = 1.0  # seconds within which a store that is reachable reports that it is busy
 
 
@@ -807,12 +809,14 @@ class RunQueue(Backend):
         owner = checked_tenant(tenant)
         # The row of another tenant is not read: the time for its input would show that it is stored.
         row = await (self.row(run_id, owner) if owner else self.row(run_id))
+        if row is not None and row.agent == SCHEDULE:
+            raise self.unknown_run(run_id)
         if row is not None and (row.tenant == owner or (tenant is None and is_uuid(run_id))):
             return row
         if not is_uuid(run_id):
             # The id of a run that was given to its tenant later is the id that its key alone makes.
             wanted = RunFilter(run_key=str(run_id), tenant=tenant, limit=MOST_NAMED + 1, light=True)
-            found = await self.find(wanted)
+            found = await self.find_runs(wanted)
             if len(found) > 1:
                 raise _several_tenants(run_id, [each.tenant for each in found])
             if found and (row := await self.row(found[0].run_id)) is not None:
@@ -822,6 +826,8 @@ class RunQueue(Backend):
     def unknown_run(self, run_id: UUID | str) -> UnknownRun:
         """Return the error for a run id that is not stored here."""
         where = getattr(self.commits, "location", type(self).__name__)
+        if str(run_id).startswith(SCHEDULED) and str(run_id).count(":") == 1:
+            return UnknownRun(f"{str(run_id)!r} names a schedule in {where}, not a run. Use runner.schedules")
         return UnknownRun(f"run {str(run_id)!r} not found in {where}. List the stored runs with runner.runs()")
 
     async def find(self, wanted: RunFilter) -> list[RunRow]:
@@ -846,6 +852,25 @@ class RunQueue(Backend):
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         # A run that cannot be decrypted must not hide the others.
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
+
+    async def find_runs(self, wanted: RunFilter) -> list[RunRow]:
+        """Return the rows of runs that match a filter, as `find` does, without the rows that contain schedules.
+
+        Args:
+            wanted: Which runs.
+        """
+        if wanted.agent is not None:
+            return [] if wanted.agent == SCHEDULE else await self.find(wanted)
+        found: list[RunRow] = []
+        page = wanted
+        while True:
+            rows = await self.find(page)
+            found += [row for row in rows if row.agent != SCHEDULE]
+            if len(rows) < page.limit or len(found) >= wanted.limit:
+                return found[: wanted.limit]
+            place = (rows[-1].created_at, rows[-1].arrival)
+            page = page._replace(before=place) if page.newest_first else page._replace(after=place[1])
+            page = page._replace(limit=max(wanted.limit, _PAGE))  # schedules are often stored one after another
 
     async def counts(self, tenant: str | None = None) -> RunCounts:
         """Return how many runs are stored, by status and agent. With a tenant, only its runs are counted.

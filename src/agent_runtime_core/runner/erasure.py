@@ -99,14 +99,14 @@ class StoreParts:
         stores: The document stores of the runner; none if it uses the stores of the process.
         manager: The manager of these stores.
         fenced: Further stores, which know the claims of runs.
-        cancel: Cancels a run, and waits until it ends.
+        end: Cancels the run in a row, and waits until it ends, or deletes the schedule in the row.
     """
 
     backends: Backends
     stores: Sequence[DocumentStore]
     manager: PersistenceManager | None
     fenced: Sequence[Committer]
-    cancel: Callable[[str], Awaitable[object]]
+    end: Callable[[RunRow], Awaitable[object]]
 
 
 async def erase(
@@ -262,7 +262,7 @@ class _Erasing:
             )
         for row in live:
             with contextlib.suppress(UnknownRun):
-                await self._place.cancel(row.run_id)
+                await self._place.end(row)
 
     async def erase(self, rows: Sequence[RunRow]) -> None:
         """Erase these runs, and what names them."""

@@ -176,7 +176,7 @@ class Finder:
         asked = wanted.of_store._replace(limit=size, light=light, without_input=without_input)
         if start is not None:
             asked = asked._replace(before=start) if wanted.newest_first else asked._replace(after=start[1])
-        rows = await self._queue.find(asked)
+        rows = await self._queue.find_runs(asked)
         return rows, self._place(rows[-1]) if len(rows) == size else None
 
     def _place(self, row: RunRow) -> tuple[float, int]:

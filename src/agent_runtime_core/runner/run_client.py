@@ -289,7 +289,7 @@ class RunClient:
             contents=content_filter(metadata, tag, error_type, code_version, search),
         )  # fmt: skip
         if checked_sort(sort) is None and wanted == wanted.of_store:
-            return RunList(RunInfo.of(row) for row in await self.queue.find(wanted))
+            return RunList(RunInfo.of(row) for row in await self.queue.find_runs(wanted))
         if sort is not None:
             wanted = wanted._replace(newest_first=True)
         found = await Finder(self.queue, self.state_store, wanted, sort).find(limit)
@@ -402,7 +402,7 @@ class RunClient:
             >>> asyncio.run(main())
             ['run.started', 'hello.said', 'run.succeeded']
         """
-        key = (await self._run(run_id, tenant)).run_id
+        key = (await self.queue.require(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 for event in page:
@@ -425,7 +425,7 @@ class RunClient:
             max_unsent_bytes: Bytes. None means the runner's setting.
             tenant: As in `get_run`.
         """
-        key = (await self._run(run_id, tenant)).run_id
+        key = (await self.queue.require(run_id, tenant)).run_id
         async with self._following(key, since_sequence, backpressure, max_unsent_bytes) as (pages, output):
             async for page in pages:
                 yield page
@@ -479,11 +479,6 @@ class RunClient:
         asked = None
         while True:
             row = await self.queue.require(run_id, tenant)
-            if row.agent == SCHEDULE and row.status in LIVE:
-                with contextlib.suppress(RowChanged):
-                    await self.schedules.drop(row)
-                    return RunStatus.CANCELLED if wait else True
-                continue
             if row.status not in LIVE:
                 if row.status == "cancelled":
                     await cancel_with_children(self.backends, self.registry, row)
@@ -555,14 +550,7 @@ class RunClient:
         """Return the stored id of the run that a caller names. The store is asked only if that may matter."""
         if tenant is None and is_uuid(run_id):
             return stored_id(run_id)
-        return (await self._run(run_id, tenant)).run_id
-
-    async def _run(self, run_id: UUID | str, tenant: str | None) -> RunRow:
-        """Return the row of the run that a caller names, or raise IllegalTransition if it is a schedule."""
-        row = await self.queue.require(run_id, tenant)
-        if row.agent == SCHEDULE:
-            raise IllegalTransition(f"run {str(run_id)!r} is a schedule. Change it with runner.schedules")
-        return row
+        return (await self.queue.require(run_id, tenant)).run_id
 
     async def _signal(
         self, run_id: UUID | str, name: str, payload: Any, message_id: str | None, by: str | None = None,
@@ -739,7 +727,7 @@ class RunClient:
         named = named_limits(limits)
         if code_version is not None:
             checked_name("code_version", code_version)
-        ended = await self._run(run_id, tenant)
+        ended = await self.queue.require(run_id, tenant)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         pending = self.state_store.status_ops(self.queue, key, RunStatus.PENDING.value, now)
@@ -918,11 +906,13 @@ class RunClient:
             self._require_writable()
         stores, module = self.document_stores(), cast(Any, load(".erasure", package=__package__))
         manager = self.persistence if stores or self._stores is not None else None
-        place = module.StoreParts(
-            self.backends, stores, manager, self._fenced_stores(), partial(self.cancel, wait=True)
-        )
+        place = module.StoreParts(self.backends, stores, manager, self._fenced_stores(), self._end)
         found = await module.erase(place, tenant, conversation, run_ids, cancel, dry_run, compact)
         return cast("Erasure", found)
+
+    async def _end(self, row: RunRow) -> None:
+        """End the run or delete the schedule in a row, before it is erased."""
+        await (self.schedules.drop(row) if row.agent == SCHEDULE else self.cancel(row.run_id, wait=True))
 
     async def fork(
         self,
@@ -980,7 +970,7 @@ class RunClient:
             'hello-2'
         """
         self._require_writable()
-        source = await self._run(run_id, tenant)
+        source = await self.queue.require(run_id, tenant)
         if params is not None:
             input = run_input(source.decoded("input", decode_dict) if input is None else input, params)
         return await fork(self.backends, source, after_step, new_run_id, input, effects, by)

@@ -30,7 +30,17 @@ from .._core.settings import check_known
 from .._core.validation import Shown, is_number, must
 from .._engines.base import Guard, Op
 from .._engines.outages import OUTAGE
-from ..errors import AgentRuntimeError, IdempotencyConflict, LeaseLost, UnknownRun, brief
+from .._engines.payloads import mark_in
+from ..errors import (
+    AgentRuntimeError,
+    IdempotencyConflict,
+    LeaseLost,
+    StorageCorrupt,
+    UnknownEncryptionKey,
+    UnknownRun,
+    UnserialisableResult,
+    brief,
+)
 from ..queue.base import RunQueue
 from ..queue.records import (
     LIVE,
@@ -90,6 +100,8 @@ class Schedule:
         last_tick: The time of the last tick that started a run.
         last_run_id: The run of that tick.
         skipped: How many ticks were skipped because of `overlap`.
+        error: In lists: why this process cannot read the schedule, None if it can. Then the fields besides `id` and
+            `tenant` are empty, and `get` raises the error.
     """
 
     id: str
@@ -111,12 +123,38 @@ class Schedule:
     last_tick: _dt.datetime | None = None
     last_run_id: UUID | None = None
     skipped: int = 0
+    error: str | None = None
+
+    @classmethod
+    def listed(cls, row: RunRow) -> Self:
+        """Return the schedule that a row of the queue contains. If it cannot be read, its `error` says why."""
+        try:
+            return cls.of(row)
+        except AgentRuntimeError as error:
+            return cls(id=_name(row), agent="", tenant=row.tenant or None, error=str(error))
 
     @classmethod
     def of(cls, row: RunRow) -> Self:
-        """Return the schedule that a row of the queue contains."""
-        spec, state = _spec(row), _State.read(row.reason)
-        zone, ticks = ZoneInfo(spec["timezone"]), Ticks(spec)
+        """Return the schedule that a row of the queue contains.
+
+        Raises:
+            InvalidArgument: This machine does not know the time zone.
+            MissingDependency: The package for `cron` is missing.
+            StorageCorrupt: The row is damaged.
+            UnknownEncryptionKey: This process lacks the key of the schedule.
+        """
+        spec, state = _spec(row), _state(row)
+        zone = _zone(spec["timezone"])
+        try:
+            return cls._of(row, spec, state, zone)
+        except AgentRuntimeError:
+            raise
+        except Exception as error:  # whatever a value of another type causes
+            raise _damaged(row, "input") from error
+
+    @classmethod
+    def _of(cls, row: RunRow, spec: Mapping[str, Any], state: _State, zone: ZoneInfo) -> Self:
+        ticks = Ticks(spec)
 
         def shown(time: float | None) -> _dt.datetime | None:
             return None if time is None else _dt.datetime.fromtimestamp(time, zone)
@@ -265,11 +303,7 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
             raise must(option, f"be one of {', '.join(allowed)}", spec[option])
     if not isinstance(spec["paused"], bool):
         raise must("paused", "be a bool", spec["paused"])
-    try:
-        ZoneInfo(spec["timezone"])
-    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
-        fix = "Use a name of the IANA database; on Windows, install tzdata"
-        raise must("timezone", "be the name of a time zone, such as 'Europe/Berlin'", spec["timezone"], fix) from None
+    _zone(spec["timezone"])
     times = {name: checked_time(name, spec[name]) for name in ("start", "end")}
     if times["start"] is not None and times["end"] is not None and times["end"] < times["start"]:
         raise must("end", "not be before start", spec["end"])
@@ -365,13 +399,21 @@ class Schedules:
         return spec
 
     async def get(self, id: str, *, tenant: str | None = None) -> Schedule | None:
-        """Return a schedule, or None if there is none."""
+        """Return a schedule, or None if there is none.
+
+        Raises:
+            StorageCorrupt: The schedule is damaged.
+            UnknownEncryptionKey: This process lacks the key of the schedule.
+        """
         row = await self.row(id, tenant=tenant)
         return None if row is None else Schedule.of(row)
 
     async def list(self, *, tenant: str | None = None) -> list[Schedule]:
-        """Return the schedules of a tenant, ordered by id; without `tenant`, all schedules."""
-        return [Schedule.of(row) for row in await self.rows(tenant=tenant)]
+        """Return the schedules of a tenant, ordered by id; without `tenant`, all schedules.
+
+        A schedule that this process cannot read hides no other schedule: its `error` says why.
+        """
+        return [Schedule.listed(row) for row in await self.rows(tenant=tenant)]
 
     async def next_ticks(
         self, id: str, count: int = 5, *, after: _dt.datetime | float | None = None, tenant: str | None = None
@@ -380,7 +422,7 @@ class Schedules:
         row = await self._required(id, tenant)
         spec, at = _spec(row), checked_time("after", after)
         ticks, times = Ticks(spec), list[_dt.datetime]()
-        zone = ZoneInfo(spec["timezone"])
+        zone = _zone(spec["timezone"])
         tick: float | None = self._queue.clock.wall() if at is None else at
         while len(times) < count and (tick := ticks.after(cast(float, tick))) is not None:
             times.append(_dt.datetime.fromtimestamp(tick, zone))
@@ -388,11 +430,11 @@ class Schedules:
 
     async def pause(self, id: str, *, tenant: str | None = None) -> Schedule:
         """Fire no tick until `resume`. Runs that have started go on."""
-        return await self._replaced(id, checked_tenant(tenant), lambda spec: _known(id, spec) | {"paused": True})
+        return await self._replaced(id, checked_tenant(tenant), lambda row: _known(id, row) | {"paused": True})
 
     async def resume(self, id: str, *, tenant: str | None = None) -> Schedule:
         """Fire ticks again, from the first tick after now."""
-        return await self._replaced(id, checked_tenant(tenant), lambda spec: _known(id, spec) | {"paused": False})
+        return await self._replaced(id, checked_tenant(tenant), lambda row: _known(id, row) | {"paused": False})
 
     async def run_now(self, id: str, *, tenant: str | None = None) -> UUID:
         """Start a run of the schedule now, besides its ticks. Returns the id of the run."""
@@ -404,11 +446,8 @@ class Schedules:
     async def delete(self, id: str, *, tenant: str | None = None) -> bool:
         """Delete a schedule. Its runs stay. Returns whether it was stored."""
         self._check_writable()
-        while (row := await self.row(id, tenant=tenant)) is not None:
-            with contextlib.suppress(RowChanged):
-                await self.drop(row)
-                return True
-        return False
+        row = await self._light(_row_id(id, owner := checked_tenant(tenant))[1], owner)
+        return row is not None and await self.drop(row)
 
     async def row(self, id: str, *, tenant: str | None = None) -> RunRow | None:
         """Return the row of the queue that contains a schedule, None if there is none."""
@@ -423,9 +462,20 @@ class Schedules:
             wanted = wanted._replace(after=rows[-1].arrival)
         return [found[name] for name in sorted(found)]
 
-    async def drop(self, row: RunRow) -> None:
-        """Delete the schedule in a row, or raise RowChanged."""
-        await self._queue.commits.commit(None, _deletion(row))
+    async def drop(self, row: RunRow) -> bool:
+        """Delete the schedule in a row. Returns whether it was stored."""
+        now: RunRow | None = row
+        while now is not None:
+            with contextlib.suppress(RowChanged):
+                await self._queue.commits.commit(None, _deletion(now))
+                return True
+            now = await self._light(row.run_key, row.tenant)
+        return False
+
+    async def _light(self, key: str | None, tenant: str) -> RunRow | None:
+        """Return the row of a schedule without its contents, so that it can be deleted without its encryption key."""
+        found = await self._queue.find(RunFilter(LIVE, SCHEDULE, limit=1, light=True, tenant=tenant, run_key=key))
+        return found[0] if found else None
 
     def declared(self, agents: Iterable[AgentRuntime]) -> Sequence[tuple[str, AgentRuntime, Mapping[str, Any]]]:
         """Return what agents declare in `AgentRuntime.schedules`, or raise InvalidArgument."""
@@ -461,10 +511,8 @@ class Schedules:
             raise _unknown(id)
         return row
 
-    async def _replaced(
-        self, id: str, tenant: str, change: Callable[[dict[str, Any] | None], dict[str, Any]]
-    ) -> Schedule:
-        """Store what `change` returns for the stored schedule, in a new row, so that claims of the old row end."""
+    async def _replaced(self, id: str, tenant: str, change: Callable[[RunRow | None], dict[str, Any]]) -> Schedule:
+        """Store what `change` returns for the stored row, in a new row, so that claims of the old row end."""
         self._check_writable()
         run_id, key = _row_id(id, tenant)
         while True:
@@ -472,12 +520,11 @@ class Schedules:
             if old is not None and old.agent != SCHEDULE:
                 raise IdempotencyConflict(f"run {run_id} has the id of schedule {brief(id)}. Use another schedule id")
             live = old if old is not None and old.status in LIVE else None
-            spec = None if live is None else _spec(live)
             now = self._queue.clock.wall()
-            new = change(spec)
+            new = change(live)
             state = _State(now)
             if live is not None:
-                before = _State.read(live.reason)
+                before = _state(live)
                 state = before._replace(decided=max(before.decided, now))  # the clock may have been set back
             row = self._queue.new_row(None, SCHEDULE, new, new["metadata"], _FIRST, tenant=tenant or None).with_values(
                 run_id=run_id, run_key=key, status="waiting", due_at=_due(new, state), reason=state.text()
@@ -517,15 +564,14 @@ class Schedules:
             except OUTAGE:
                 await clock.sleep(1.0)
             except Exception as error:
-                name = (row.run_key or row.run_id).removeprefix(SCHEDULED)
-                log.exception("schedule %s could not fire: %s. Retrying in %g s", name, error, _RETRY_SECONDS)
+                log.exception("schedule %s could not fire: %s. Retrying in %g s", _name(row), error, _RETRY_SECONDS)
                 await self._put_off(row)
                 return
 
     async def _fire(self, row: RunRow) -> None:
         if row.cancel_at is not None:
             raise RowChanged
-        spec, state = _spec(row), _State.read(row.reason)
+        spec, state = _spec(row), _state(row)
         now, ticks = row.claimed_at or self._queue.clock.wall(), Ticks(spec)
         due = ticks.due(state.decided, now, MOST_AT_ONCE if spec["catch_up"] == "all" else 1)
         state = state._replace(decided=max((state.decided, *due)))
@@ -561,7 +607,7 @@ class Schedules:
 
     async def _cancelled(self, row: RunRow) -> None:
         """A caller cancelled the row like a run: the schedule is deleted."""
-        with contextlib.suppress(AgentRuntimeError, RowChanged):  # its lease ends
+        with contextlib.suppress(AgentRuntimeError):  # its lease ends
             await self.drop(row)
 
 
@@ -581,17 +627,51 @@ def _row_id(id: str, tenant: str) -> tuple[str, str]:
 def _spec(row: RunRow) -> dict[str, Any]:
     if (error := unreadable(row)) is not None:
         raise error
-    return cast("dict[str, Any]", row.decoded("input", decode))
+    try:
+        spec = decode(row.input)
+    except UnserialisableResult as error:
+        raise _damaged(row, "input") from error
+    if (mark := mark_in(spec)) is not None:  # rows of lists contain marks
+        raise UnknownEncryptionKey(mark["encrypted"]["key"], f"schedule {_name(row)}")
+    if not isinstance(spec, dict) or not spec.keys() >= {"id", "agent", *_DEFAULTS}:
+        raise _damaged(row, "input")
+    return spec
+
+
+def _state(row: RunRow) -> _State:
+    try:
+        return _State.read(row.reason)
+    except ValueError as error:
+        raise _damaged(row, "reason") from error
+
+
+def _damaged(row: RunRow, column: str) -> StorageCorrupt:
+    return StorageCorrupt(
+        f"schedule {brief(_name(row))} must be stored as this library wrote it, got a damaged {column}. Delete the "
+        "schedule and put it again, or restore a backup"
+    )
+
+
+def _name(row: RunRow) -> str:
+    return (row.run_key or row.run_id).removeprefix(SCHEDULED)
+
+
+def _zone(name: Any) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        fix = "Use a name of the IANA database; on Windows, install tzdata"
+        raise must("timezone", "be the name of a time zone, such as 'Europe/Berlin'", name, fix) from None
 
 
 def _unknown(id: str) -> UnknownRun:
     return UnknownRun(f"schedule {brief(id)} is not stored. runner.schedules.list() returns those that are")
 
 
-def _known(id: str, spec: dict[str, Any] | None) -> dict[str, Any]:
-    if spec is None:
+def _known(id: str, row: RunRow | None) -> dict[str, Any]:
+    if row is None:
         raise _unknown(id)
-    return spec
+    return _spec(row)
 
 
 def _due(spec: Mapping[str, Any], state: _State) -> float:

@@ -463,27 +463,27 @@ class Worker:
     async def _claim_schedules(self) -> None:
         """Claim schedules, which need no slot."""
         self._ticked = self.queue.clock.boot()
+        self._start_all(await self._claimed(self._claim_of([SCHEDULE], MOST_AT_ONCE)) or [])
+
+    async def _claimed(self, claim: Awaitable[list[RunRow]]) -> list[RunRow] | None:
+        """Return the rows of a claim; None after an error that may pass."""
         try:
-            self._start_all(await self._claim_of([SCHEDULE], MOST_AT_ONCE))
+            return await claim
         except OUTAGE as error:
             self._outage.noticed(error)
         except AgentRuntimeError as error:
-            log.warning("claiming schedules failed: %s; retrying", error)
+            # Polling again would fail forever in a store that is closed or was moved.
+            is_over = isinstance(error, StorageClosed) or (isinstance(error, StorageMoved) and error.to is not None)
+            if is_over and not self._stopping:
+                raise
+            if not is_over:
+                log.warning("claiming runs failed: %s; retrying", error)
+        return None
 
     async def _claim_for(self, free: int) -> bool:
         self._looked = self.queue.clock.boot()
-        try:
-            rows = await self._claim(free)
-        except OUTAGE as error:
-            self._outage.noticed(error)
-            return False
-        except AgentRuntimeError as error:
-            # Polling again would fail forever in a store that is closed or was moved.
-            if isinstance(error, StorageClosed) or (isinstance(error, StorageMoved) and error.to is not None):
-                if self._stopping:
-                    return False
-                raise
-            log.warning("claiming runs failed: %s; retrying", error)
+        rows = await self._claimed(self._claim(free))
+        if rows is None:
             return False
         self._outage.answered(wrote=bool(rows) or not self.queue.keeps_processes)
         self._claims_due = bool(self._registry().keys())

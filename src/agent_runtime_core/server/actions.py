@@ -64,8 +64,7 @@ async def cancel_run(request: Request, id: str, caller: Actor, body: _Cancel) ->
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
     await state.runner.cancel(row.run_id, by=caller.name)
-    row = await state.runner.queue.row(row.run_id) or row.with_values(status="cancelled")  # it was a schedule
-    row = await after_wait(request, state, row, body.wait, cancels=True)
+    row = await after_wait(request, state, await state.runner.queue.require(row.run_id), body.wait, cancels=True)
     return Reply(_stored(row), 202 if row.status in LIVE else 200)
 
 
@@ -222,7 +221,7 @@ async def _all_with(state: ServerState, caller: Caller, body: documents.DeadLett
     """Return the ids of all runs with that state, or raise Problem 409 if they are not as many as expected."""
     wanted = RunFilter((body.state,), tenant=caller.tenant, limit=_PAGE, light=caller.may is None, without_input=True)
     found: list[str] = []
-    while rows := await state.runner.queue.find(wanted):
+    while rows := await state.runner.queue.find_runs(wanted):
         found += [row.run_id for row in rows if await is_visible(state.runner.queue, caller, row, verb)]
         wanted = wanted._replace(after=rows[-1].arrival)
     if len(found) != body.expect:

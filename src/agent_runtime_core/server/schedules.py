@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from .._views.problems import invalid
 from .._views.schedules import schedule_detail
 from .._views.visibility import is_visible, visible_schedule, visible_view
 from ..errors import InvalidArgument, MissingDependency
-from ..queue.records import RunRow
+from ..runner.schedules import Schedule, Schedules
 from . import documents
 from .access import Caller, require
 from .documents import Reply, answers
@@ -56,19 +57,13 @@ async def put_schedule(request: Request, id: str, body: documents.NewSchedule, c
 @router.post("/schedules/{id}/pause", summary="Pause a schedule", responses=_ANSWERS)
 async def pause_schedule(request: Request, id: str, caller: Actor) -> Response:
     """Fire no tick until the schedule is resumed."""
-    state = state_of(request)
-    await _visible(state, caller, id)
-    await state.runner.schedules.pause(id, tenant=caller.tenant)
-    return await _reply(state, caller, id)
+    return await _changed(request, caller, id, Schedules.pause)
 
 
 @router.post("/schedules/{id}/resume", summary="Resume a schedule", responses=_ANSWERS)
 async def resume_schedule(request: Request, id: str, caller: Actor) -> Response:
     """Fire ticks again, from the first tick after now."""
-    state = state_of(request)
-    await _visible(state, caller, id)
-    await state.runner.schedules.resume(id, tenant=caller.tenant)
-    return await _reply(state, caller, id)
+    return await _changed(request, caller, id, Schedules.resume)
 
 
 @router.post("/schedules/{id}/run", status_code=201, summary="Run a schedule now",
@@ -76,7 +71,7 @@ async def resume_schedule(request: Request, id: str, caller: Actor) -> Response:
 async def run_schedule(request: Request, id: str, caller: Submitter) -> Response:
     """Start a run of the schedule now, besides its ticks."""
     state = state_of(request)
-    await _visible(state, caller, id)
+    await visible_schedule(state.runner, caller, id, "act")
     await state.pending.check(state.runner.queue, state.settings.max_pending)
     try:
         run_id = await state.runner.schedules.run_now(id, tenant=caller.tenant)
@@ -92,13 +87,16 @@ async def run_schedule(request: Request, id: str, caller: Submitter) -> Response
 async def delete_schedule(request: Request, id: str, caller: Actor) -> Response:
     """Delete a schedule. Its runs stay."""
     state = state_of(request)
-    await _visible(state, caller, id, "delete")
+    await visible_schedule(state.runner, caller, id, "delete")
     await state.runner.schedules.delete(id, tenant=caller.tenant)
     return Response(status_code=204)
 
 
-async def _visible(state: ServerState, caller: Caller, id: str, verb: str = "act") -> RunRow:
-    return await visible_schedule(state.runner, caller, id, verb)
+async def _changed(request: Request, caller: Caller, id: str, change: Callable[..., Awaitable[Schedule]]) -> Response:
+    state = state_of(request)
+    await visible_schedule(state.runner, caller, id, "act")
+    await change(state.runner.schedules, id, tenant=caller.tenant)
+    return await _reply(state, caller, id)
 
 
 async def _reply(state: ServerState, caller: Caller, id: str) -> Response:

@@ -79,6 +79,7 @@ _FENCES: Final = f"CREATE TABLE arc_fences (key {_TEXT} PRIMARY KEY, token {_TEX
 _SEEN: Final = f"CREATE TABLE arc_seen (name {_TEXT} PRIMARY KEY, value {_TEXT}, t float8 NOT NULL)"
 
 # The views for operators: their names and columns stay in all releases, and new columns are added at the end.
+# The rows of schedules, whose agent is `queue.records.SCHEDULE`, are no runs.
 _AGE: Final = "to_timestamp(coalesce(r.ended_at, extract(epoch FROM now())::float8)) - to_timestamp(r.created_at)"
 _WHOSE: Final = "r.run_id, r.run_key, r.agent, r.tenant"
 _VIEWS: Final = f"""CREATE VIEW arc_v_runs AS SELECT {_WHOSE}, r.status, r.reason, r.held <> 0 AS blocked,
@@ -88,7 +89,7 @@ _VIEWS: Final = f"""CREATE VIEW arc_v_runs AS SELECT {_WHOSE}, r.status, r.reaso
     to_timestamp(r.started_at) AS started_at, to_timestamp(r.ended_at) AS finished_at,
     to_timestamp(r.updated_at) AS updated_at, to_timestamp(r.cancel_at) AS cancel_requested_at, {_AGE} AS age,
     CASE WHEN r.status = 'running' THEN to_timestamp(r.lease_until) END AS lease_until
-    FROM arc_runs r;
+    FROM arc_runs r WHERE r.agent <> 'agent-runtime.schedule';
 CREATE VIEW arc_v_steps AS SELECT {_WHOSE}, j.seq AS position, j.name AS step, j.key AS step_key,
     CASE j.kind WHEN 'done' THEN 'completed' ELSE j.kind END AS status, j.attempt,
     to_timestamp(j.t) AS recorded_at, j.ms * interval '1 millisecond' AS duration,
@@ -102,10 +103,11 @@ CREATE VIEW arc_v_waiting AS SELECT {_WHOSE}, r.status, nullif(split_part(r.reas
     to_timestamp(r.updated_at) AS since, now() - to_timestamp(r.updated_at) AS waited,
     to_timestamp(nullif(r.due_at, 0)) AS due_at
     FROM arc_runs r
-    WHERE r.ended_at IS NULL AND (r.status = 'waiting' OR r.held <> 0 OR r.questions <> '');
+    WHERE r.ended_at IS NULL AND (r.status = 'waiting' OR r.held <> 0 OR r.questions <> '')
+        AND r.agent <> 'agent-runtime.schedule';
 CREATE VIEW arc_v_counts AS SELECT agent, tenant, status, count(*) AS runs,
     to_timestamp(min(created_at)) AS oldest_created_at, to_timestamp(max(updated_at)) AS last_updated_at
-    FROM arc_runs GROUP BY agent, tenant, status"""
+    FROM arc_runs WHERE agent <> 'agent-runtime.schedule' GROUP BY agent, tenant, status"""
 
 _SHARED: Final = f"""ALTER TABLE arc_runs ADD COLUMN concurrency_limit int NOT NULL DEFAULT 1,
     ADD COLUMN rate {_OPTIONAL}, ADD COLUMN turn {_OPTIONAL};
