@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from .interfaces import ToolRegistry as ToolRegistry
     from .interfaces import TraceSink as TraceSink
     from .interfaces import current_run as current_run
+    from .limits import RateLimit as RateLimit
     from .limits import RunLimits as RunLimits
     from .loop import CancellationToken as CancellationToken
     from .loop import TurnState as TurnState
@@ -164,7 +165,7 @@ else:
         "UnserialisableResult WaitTimeout",
         ".interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
-        ".limits": "RunLimits",
+        ".limits": "RateLimit RunLimits",
         ".loop": "CancellationToken TurnState agent_tool run_turn_loop",
         ".persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
         "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore "

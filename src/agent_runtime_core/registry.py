@@ -10,6 +10,7 @@ from ._core.settings import TIME_LIMIT
 from ._core.validation import Shown, must, type_name
 from .errors import brief
 from .interfaces import AgentRuntime
+from .limits import RATE_LIMIT
 
 __all__ = [
     "DEFAULT",
@@ -57,6 +58,7 @@ def key_of(runtime: AgentRuntime) -> str:
     for name in TIME_LIMITS:
         if (value := getattr(runtime, name, None)) is not None:
             TIME_LIMIT.check(f"{type(runtime).__name__}.{name}", value)
+    RATE_LIMIT.check(f"{type(runtime).__name__}.rate_limit", getattr(runtime, "rate_limit", None))
     return key
 
 

@@ -48,6 +48,7 @@ from ..errors import (
     UnknownRun,
     brief,
 )
+from ..limits import RATE_LIMIT, RateLimit
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 MAX_CLAIMED_AT_ONCE = 10_000  # runs in one claim: their claim ids are made before, on the caller's event loop
+MAX_CONCURRENCY = 10_000  # most active runs of a concurrency key: a claim may read all of them
 MAX_LISTED = 2**53  # every store accepts this as a limit
 PROMPT_SECONDS = 1.0  # seconds within which a store that is reachable reports that it is busy
 
@@ -95,6 +97,12 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
     return plain(text)
 
 
+def _checked_limit(value: int) -> int:
+    if checked_int("concurrency_limit", value) > MAX_CONCURRENCY:
+        raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", value)
+    return value
+
+
 def _several_tenants(run_id: object, tenants: Sequence[str]) -> InvalidArgument:
     names = ", ".join(map(repr, sorted(tenants)[:MOST_NAMED])) + ", …" * (len(tenants) > MOST_NAMED)
     fix = "Name the tenant, or use the run id"
@@ -114,8 +122,11 @@ class RunQueue(Backend):
        expired lease is claimed again, and that claim counts the crash.
     4. The first terminal status wins: only `reopen` and `take` begin a new generation.
     5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
-    6. Of the runs with one concurrency key, one at a time is claimed or waits. The others are blocked, and follow by
-       priority, then in order of arrival. A run keeps its place when it is retried, parked or released.
+    6. A run with a concurrency key is active, from its first claim until it ends, while fewer other runs of its key
+       than its `concurrency_limit` (1 by default) are active. The others are blocked, and follow by priority, then in
+       order of arrival. A run keeps its place when it is retried, parked or released.
+    7. In any period of a rate limit, at most so many runs start as it allows. The others are delayed, and follow by
+       priority, then in order of arrival.
 
     A backend implements two methods:
 
@@ -220,7 +231,8 @@ class RunQueue(Backend):
         metadata: Mapping[str, Any] | None = None, priority: int = 0, *, delay: float = 0,
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
-        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None,
+        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, concurrency_limit: int = 1,
+        rate_limit: RateLimit | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -235,6 +247,7 @@ class RunQueue(Backend):
         if isinstance(run_id, str) and run_id.startswith(SCHEDULED):
             raise must("run_id", f"not begin with {SCHEDULED!r}", run_id, "Runs of schedules are named so")
         uid, run_key = run_uuid(run_id, self.clock, owner)
+        RATE_LIMIT.check("rate_limit", rate_limit)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
         if self.redaction is not None:
@@ -258,6 +271,8 @@ class RunQueue(Backend):
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
+            concurrency_limit=_checked_limit(concurrency_limit),
+            rate=None if rate_limit is None else rate_limit.text(agent, input, owner),
         )
 
     async def enqueue(
@@ -281,7 +296,7 @@ class RunQueue(Backend):
             priority: Greater ones are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
-                `concurrency_key` (None or "": none), `tenant`.
+                `concurrency_key` (None or "": none), `concurrency_limit`, `rate_limit`, `tenant`.
 
         Returns:
             The run; the one stored before, if there is one with that id or idempotency key.

@@ -21,6 +21,7 @@ from .records import (
     IN_DOUBT,
     QUESTION,
     QUEUED_BEHIND,
+    RATE_LIMITED,
     SET_ASIDE,
     MailboxMessage,
     ProcessRow,
@@ -29,8 +30,10 @@ from .records import (
     RunSnapshot,
     RunUpdate,
 )
+from .rate_limits import MOST_DELAYED, STEP
 from .redis_find import PAGE, TIME_INDEXES, counts, decoded_row, decoded_rows, find
 from .transitions import INLINE_RESERVATION
+from .windows import CELLS
 
 
 def _time(seconds: float | None) -> str | None:
@@ -137,7 +140,8 @@ def _save_process(row: ProcessRow, kept: float) -> tuple[Any, ...]:
 
 
 #: Constants that are defined in Python.
-_CONSTANTS = f"local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'"
+_CONSTANTS = f"""local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'
+local RATE_LIMITED, MOST_DELAYED, STEP, CELLS = '{RATE_LIMITED}', {MOST_DELAYED}, {STEP}, {CELLS}"""
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
 _SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.

@@ -50,14 +50,16 @@ local function wanted(cells)
   }
 end
 
-local function claim(row, ticket, want)
+local function claim(row, ticket, want, at)
+  at = at or want.wall
   if row[STATUS] == 'running' then
     row[CRASHES], row[STALLS], row[PARKED] = row[CRASHES] + 1, row[STALLS] + 1, 0
   end
   row[STATUS], row[CLAIM_ID] = 'running', above(ticket, row[CLAIM_ID])
   row[WORKER], row[HOLDER], row[LEASE_UNTIL] = want.worker, want.holder, want.lease_until
-  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = want.wall, want.wall, '0', 0
-  if row[STARTED_AT] == null then row[STARTED_AT] = want.wall end
+  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = at, at, '0', 0
+  if row[STARTED_AT] == null then row[STARTED_AT] = at end
+  if row[REASON] == RATE_LIMITED then row[REASON] = '' end
   fence(row[RUN_ID], row[CLAIM_ID])
   return changed(row)
 end
@@ -165,12 +167,144 @@ local function ready(want, limit)
   return found
 end
 
+-- Rate limits: the same rules as in rate_limits.py and windows.py. The state of a key has the cells of its window, and
+-- the time at which the run that is delayed last is due.
+
+local function is_limited(row, rate, agent)
+  return row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
+    and row[DUE_AT] ~= '0'
+end
+
+-- Returns the first run of an agent that a rate limit delays, with the changes of this commit.
+local function first_limited(rate, agent)
+  local key, from, there, first = P .. 'limited:' .. rate .. '\0' .. agent, 0, false, nil
+  repeat
+    local page = call('ZRANGE', key, from, from + 7)
+    for _, member in ipairs(page) do
+      local row = named(key, member, string.sub(member, 18))
+      there = there or row and is_limited(row, rate, agent)
+    end
+    from = from + 8
+  until there or #page < 8
+  for _, known in pairs(tx.rows or {}) do
+    local row = known and known.row
+    if row and is_limited(row, rate, agent) and (not first or before(row, first)) then first = row end
+  end
+  return first
+end
+
+-- Returns the state of a rate limit, with the changes of this commit.
+local function line_of(rate)
+  local starts, per, key = string.match(rate, '^(%S+) (%S+) (.*)$')
+  local name = 'rate:' .. per .. ' ' .. key
+  tx.lines = tx.lines or {}
+  if not tx.lines[name] then
+    local stored = call('HGET', P .. 'shared', name)
+    local state = stored and cjson.decode(stored) or {0, {}}
+    tx.lines[name] = {tail = state[1], cells = state[2], per = tonumber(per), freed = 0}
+  end
+  return tx.lines[name], tonumber(starts), name
+end
+
+local function line_text(line)
+  local cells = {}
+  for i, cell in ipairs(line.cells) do
+    cells[i] = '[' .. text(cell[1]) .. ',' .. text(cell[2]) .. ',' .. text(cell[3]) .. ']'
+  end
+  return '[' .. text(line.tail) .. ',[' .. table.concat(cells, ',') .. ']]'
+end
+
+-- Drops the cells that have ended, and returns the time at which a start counts now.
+local function move_to(line, at)
+  local last, cells = line.cells[#line.cells], {}
+  if last and last[2] - at > line.per then
+    local behind = last[2] - at
+    for _, cell in ipairs(line.cells) do cell[1], cell[2] = cell[1] - behind, cell[2] - behind end
+  end
+  if last then at = math.max(at, last[2]) end
+  for _, cell in ipairs(line.cells) do
+    if at - cell[2] < line.per then cells[#cells + 1] = cell end
+  end
+  line.cells = cells
+  return at
+end
+
+local function free_at(line, starts, at)
+  move_to(line, at)
+  local left, free = 0, at
+  for _, cell in ipairs(line.cells) do left = left + cell[3] end
+  for _, cell in ipairs(line.cells) do
+    if left + 1 <= starts then break end
+    left, free = left - cell[3], cell[2] + line.per
+    while free - cell[2] < line.per do free = free + math.abs(free) * 2 ^ -52 end  -- the sum was rounded down
+  end
+  return math.max(free, at)
+end
+
+local function count_start(line, at)
+  at = move_to(line, at)
+  local last = line.cells[#line.cells]
+  if last and at - last[1] < line.per / CELLS then
+    last[2], last[3] = at, last[3] + 1
+  else
+    line.cells[#line.cells + 1] = {at, at, 1}
+  end
+  return at
+end
+
+-- Returns when a run is due that cannot start before `free`. Runs that are delayed get successive times.
+local function due_of(line, starts, free)
+  local at, step = line.freed, math.min(STEP, line.per / CELLS)
+  line.freed = 0
+  if at < free then
+    at = math.max(free, line.tail)
+    line.tail = at + line.per / starts
+  end
+  return math.max(math.ceil(at / step) * step, at)
+end
+
+local function delay(row, due_at)
+  if row[STATUS] == 'running' then
+    fence(row[RUN_ID], nil)
+    row[CRASHES], row[STALLS] = row[CRASHES] + 1, row[STALLS] + 1
+  end
+  row[STATUS], row[DUE_AT], row[REASON], row[PARKED], row[LEASE_UNTIL] = 'pending', text(due_at), RATE_LIMITED, 0, '0'
+  changed(row)
+end
+
+-- Returns the run that may start because `row` may be claimed, and when it starts. It is `row`, or a delayed run of the
+-- same agent and limit that comes before. Returns nothing if `row` was delayed.
+local function startable(row, want)
+  if row[RATE] == null or row[PARKED] ~= 0 and row[STATUS] ~= 'running' or row[CANCEL_AT] ~= null then return row end
+  local at, line, starts, name = tonumber(want.wall), line_of(row[RATE])
+  want.lines = want.lines or {}
+  want.lines[name] = line
+  local free = free_at(line, starts, at)
+  if free > at then
+    delay(row, due_of(line, starts, free))
+    want.delayed = want.delayed + 1
+    return nil
+  end
+  local first = first_limited(row[RATE], row[AGENT])
+  if not first then
+    line.tail = 0  -- all delayed runs have started or ended
+  elseif before(first, row) then
+    line.freed, row = tonumber(first[DUE_AT]), first
+  end
+  return row, text(count_start(line, at))
+end
+
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
+  want.delayed = 0
   local function take(rows)
     for _, row in ipairs(rows) do
-      if #got < free then got[#got + 1] = claim(row, want.tickets[#got + 1], want) end
+      while #got < free and want.delayed < MOST_DELAYED do
+        local chosen, at = startable(row, want)
+        if chosen then got[#got + 1] = claim(chosen, want.tickets[#got + 1], want, at) end
+        if not chosen or chosen == row then break end
+      end
     end
   end
   if not want.light then
@@ -179,7 +313,18 @@ local function claims(want)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
     take(fallen)
   end
-  if #got < free then take(ready(want, free - #got)) end
+  local limit = free - #got
+  while #got < free do
+    local delayed = want.delayed
+    take(ready(want, limit))
+    if want.delayed == delayed then break end
+    if want.delayed >= MOST_DELAYED then  -- other runs may be behind those that were delayed
+      ring('work')
+      break
+    end
+    limit = MOST_DELAYED
+  end
+  for name, line in pairs(want.lines or {}) do write('HSET', P .. 'shared', name, line_text(line)) end
   return got
 end
 

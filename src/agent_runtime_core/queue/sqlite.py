@@ -117,6 +117,8 @@ DROP INDEX arc_runs_head;
 CREATE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
 CREATE INDEX arc_runs_turns ON arc_runs (agent, priority DESC, turn, n)
     WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE INDEX arc_runs_limited ON arc_runs (rate, agent, priority DESC, n)
+    WHERE reason = 'rate_limit' AND status = 'pending' AND due_at > 0;
 CREATE TABLE arc_shared (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID""",
 )
 
@@ -183,7 +185,11 @@ _NEXT_AGENT = (
 _NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
 _HEAD = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_head"
-    " WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+    " WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL ORDER BY n LIMIT ?"
+)
+_LIMITED = (
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_limited WHERE rate = ? AND agent = ? AND reason = 'rate_limit'"
+    " AND status = 'pending' AND due_at > 0 ORDER BY priority DESC, n LIMIT 1"
 )
 _BEHIND = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
@@ -323,7 +329,10 @@ class SQLiteTransitions(RunTransitions):
         return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
-        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant)))
+        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant, 1)))
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> Sequence[RunRow]:
+        return fetch(self.tx.execute(_HEAD, (concurrency_key, tenant, limit)))
 
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         return _one(self.tx.execute(_BEHIND, (concurrency_key, tenant)))
@@ -367,6 +376,9 @@ class SQLiteTransitions(RunTransitions):
             self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
         else:
             self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        return _one(self.tx.execute(_LIMITED, (rate, agent)))
 
 
 def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:

@@ -31,6 +31,7 @@ from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
+from ..limits import ALL_AGENTS, RateLimit
 from ..portal import call
 from ..queue.base import RunQueue
 from ..queue.records import RunRow, same_run
@@ -721,6 +722,8 @@ class AgentRunner(RunClient):
         params: Mapping[str, Any] | None = None,
         tenant: str | None = None,
         connection: Any = None,
+        concurrency_limit: int = 1,
+        rate_limit: RateLimit | None = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -735,8 +738,9 @@ class AgentRunner(RunClient):
             deadline: Wall time at which the run is stopped.
             parent_run_id: The run that this is a child of.
             metadata: Stored with the run.
-            concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time. None means the
-                conversation of an input with a `conversation_id`, and no key for a child run. "" means no key.
+            concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time, or as many as
+                `concurrency_limit` allows. None means the conversation of an input with a `conversation_id`, and no key
+                for a child run. "" means no key.
             traceparent: The span that the run's spans belong to, as a W3C `traceparent`. None: the current span, if a
                 trace sink knows one. It is stored in the metadata.
             params: Merged into the "params" of the input.
@@ -746,6 +750,9 @@ class AgentRunner(RunClient):
             connection: A connection of psycopg or asyncpg, or a connection or session of SQLAlchemy, to the PostgreSQL
                 database of this runner. The run is stored in its open transaction, and exists if you commit.
                 `submit_sync` also takes the connection of Django.
+            concurrency_limit: The run is active while fewer other runs of its concurrency key than this are.
+            rate_limit: How many runs start in a period. None: the limit of the agent, if it is registered here, or else
+                of the `RunnerConfig`. The run has one limit, which is stored with it.
 
         Returns:
             The run's id, once the run is durable; with `connection`, once it is part of your transaction.
@@ -769,6 +776,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
+            concurrency_limit=concurrency_limit, rate_limit=rate_limit,
             tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
         if connection is None:
@@ -794,8 +802,19 @@ class AgentRunner(RunClient):
         options["concurrency_key"] = concurrency_key_of(
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )
+        agent = self.registry.get(key) if isinstance(agent_key, str) else agent_key
+        rate = self._rate_limit(agent) if options.get("rate_limit") is None else options["rate_limit"]
+        options["rate_limit"] = rate
         metadata = with_traceparent(options.pop("metadata", None), self.tracer, options.pop("traceparent", None))
         return self.queue.new_row(options.pop("run_id", None), key, input, metadata, **options)
+
+    def _rate_limit(self, agent: AgentRuntime | None) -> RateLimit | None:
+        """Return the rate limit of a new run whose caller has passed none."""
+        own: RateLimit | None = getattr(agent, "rate_limit", None)
+        limit = self.config.rate_limit
+        if own is not None or limit is None or limit.key is not None:
+            return limit if own is None else own
+        return replace(limit, key=ALL_AGENTS)
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
         """Store a row of `new_run`. Return the stored row, and whether this call stored it."""

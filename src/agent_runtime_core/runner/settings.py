@@ -19,7 +19,7 @@ from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
 from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds, RuntimeConfig
 from ..errors import InvalidArgument, RunBusy
-from ..limits import RunLimits
+from ..limits import RATE_LIMIT, RateLimit, RunLimits
 from ..queue.base import RunQueue, conversation_of
 from ..queue.records import RunFilter, RunRow, open_questions
 from ..status import TERMINAL, RunStatus, status_words
@@ -58,6 +58,8 @@ class RunnerConfig:
             no complete turn follows, marked as unanswered.
         stall_timeout_seconds: An attempt that records nothing for that long ends; None is no limit. Time that the run
             waits does not count. An agent may have its own limit.
+        rate_limit: How many of the runs that this runner submits start in a period, in all workers on the store. An
+            agent with its own `rate_limit` has that limit instead.
 
     Examples:
         >>> from agent_runtime_core import RunnerConfig
@@ -81,6 +83,7 @@ class RunnerConfig:
     max_unsent_bytes: int = 131072
     keep_unanswered: bool = True
     stall_timeout_seconds: float | None = None
+    rate_limit: RateLimit | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _SETTINGS.items():
@@ -139,6 +142,7 @@ _SETTINGS = {
     **{name: SETTINGS[name] for name in _OF_PROCESS},
     **dict.fromkeys(("grace_seconds", "other_code_timeout_seconds"), SECONDS),
     "keep_unanswered": TRUTH,
+    "rate_limit": RATE_LIMIT,
     "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
     "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),
 }

@@ -1,0 +1,158 @@
+"""Rate limits of runs: which runs may start in one claim, and until when the others are delayed."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import NamedTuple, Protocol
+
+from .records import RunRow
+from .windows import CELLS, Window
+
+MOST_DELAYED = 100  # most runs that one claim delays; the next claim continues
+STEP = 0.05  # seconds: times of delayed runs are multiples of this, so that workers wake at most 20 times a second
+
+
+class Rate(NamedTuple):
+    """A rate limit as the row of a run stores it.
+
+    Attributes:
+        starts: Most runs that start in any period.
+        per: The length of the period in seconds.
+        key: Runs with the same key and period are counted together.
+    """
+
+    starts: int
+    per: float
+    key: str
+
+    @classmethod
+    def read(cls, text: str) -> Rate:
+        """Return the limit that `text()` wrote.
+
+        Args:
+            text: `RunRow.rate`.
+        """
+        starts, per, key = text.split(" ", 2)
+        return cls(int(starts), float(per), key)
+
+    def text(self) -> str:
+        """Return the limit as a row stores it: the starts, the seconds and the key, with spaces in between."""
+        return f"{self.starts} {self.per!r} {self.key}"
+
+    @property
+    def name(self) -> str:
+        """The name of the state that all runs of this key and period share."""
+        return f"rate:{self.per!r} {self.key}"
+
+
+class RateLimitedRows(Protocol):
+    """What `Starts` reads and changes: see the methods of `RunTransitions` with these names."""
+
+    def shared_if_free(self, name: str) -> tuple[bool, str | None]: ...
+
+    def save_shared(self, name: str, state: str | None) -> None: ...
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None: ...
+
+    def delay(self, row: RunRow, due_at: float) -> None: ...
+
+
+class _Line:
+    """The state of one key: its last starts, and when the run that is delayed last is due.
+
+    Args:
+        rate: The limit.
+        text: The stored state, or None.
+    """
+
+    def __init__(self, rate: Rate, text: str | None) -> None:
+        tail, cells = (0.0, []) if text is None else json.loads(text)
+        self.tail: float = tail
+        self.window = Window(rate.per, [tuple(cell) for cell in cells])
+        #: When the run was due that has just started instead of another run, which takes over this time.
+        self.freed = 0.0
+
+    def text(self) -> str:
+        return f"[{self.tail!r},{self.window.text()}]"
+
+    def due(self, rate: Rate, free: float) -> float:
+        """Return when a run is due that cannot start before `free`. Runs that are delayed get successive times."""
+        at, self.freed = self.freed, 0.0
+        if at < free:
+            at = max(free, self.tail)
+            self.tail = at + rate.per / rate.starts
+        return later(at, rate.per)
+
+
+def later(at: float, per: float) -> float:
+    """Return the next time at which workers wake for runs of a limit.
+
+    Args:
+        at: A time in seconds.
+        per: The length of the limit's period in seconds.
+    """
+    step = min(STEP, per / CELLS)
+    return max(math.ceil(at / step) * step, at)
+
+
+class Starts:
+    """The runs that may start in one claim.
+
+    A run whose limit has no room is delayed. It is checked again when it is due, so that runs which became due while no
+    worker ran do not start together. Of the delayed runs of an agent and limit, the first one by priority and arrival
+    starts first, whichever of them is due. So the time of a delayed run only wakes workers when there is room.
+
+    Args:
+        rows: The rows.
+        now: The time on the clock of the store.
+    """
+
+    def __init__(self, rows: RateLimitedRows, now: float) -> None:
+        self._rows, self._now = rows, now
+        self._lines: dict[str, _Line | None] = {}  # None: another transaction has it
+        self.delayed = 0
+
+    def next(self, row: RunRow) -> tuple[RunRow | None, float]:
+        """Return the run that may start because `row` may be claimed, and the time at which it counts as started.
+
+        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed.
+
+        Args:
+            row: A row that may be claimed.
+        """
+        is_resumed = row.parked and row.status != "running"
+        if row.rate is None or is_resumed or row.cancel_at is not None:
+            return row, self._now
+        rate = Rate.read(row.rate)
+        if rate.name not in self._lines:
+            is_free, text = self._rows.shared_if_free(rate.name)
+            self._lines[rate.name] = _Line(rate, text) if is_free else None
+        line = self._lines[rate.name]
+        if line is None:
+            return self._delay(row, later(self._now + rate.per / rate.starts, rate.per))
+        free = line.window.free_at(1, rate.starts, self._now)
+        if free > self._now:
+            return self._delay(row, line.due(rate, free))
+        first = self._rows.next_rate_limited(row.rate, row.agent)
+        if first is None:
+            line.tail = 0.0  # all delayed runs have started or ended
+        elif (-first.priority, first.arrival) < (-row.priority, row.arrival):
+            line.freed, row = first.due_at, first
+        return row, line.window.add(1, self._now)
+
+    def _delay(self, row: RunRow, due_at: float) -> tuple[None, float]:
+        self.delayed += 1
+        self._rows.delay(row, due_at)
+        return None, due_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this claim has delayed as many runs as a claim may."""
+        return self.delayed >= MOST_DELAYED
+
+    def save(self) -> None:
+        """Store the states that have changed."""
+        for name, line in self._lines.items():
+            if line is not None:
+                self._rows.save_shared(name, line.text())
