@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from ._core.context_vars import queued
 from ._core.arguments import checked_name
+from ._core.context_vars import queued
 from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, SettingType, number, with_known_names
 from ._core.validation import must, unknown
 from .errors import InvalidArgument, LimitExceeded
@@ -139,8 +139,8 @@ class RateLimit:
         starts: Most starts in any sliding period.
         per: The length of the period: seconds, or a timedelta.
         key: Runs with this key and the same period are counted together, whichever agent executes them. None: the runs
-            of each agent, or those of all agents ("*") for the limit of a `RunnerConfig`. A function is called with the input of each
-            new run and returns the key, or None for a run without a rate limit.
+            of each agent, or those of all agents ("*") for the limit of a `RunnerConfig`. A function is called with the
+            input of each new run and returns the key, or None for a run without a rate limit.
         per_tenant: Count the runs of each tenant apart.
 
     Raises:

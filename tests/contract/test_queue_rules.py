@@ -115,7 +115,7 @@ class Places:
     def new(self, run_id: str, rng: random.Random) -> RunRow:
         now = self.clock.wall()
         if self.limited:
-            key = rng.choice([None, None, None, "L"])
+            key = rng.choice([None, "L", "L"])
             return RunRow(
                 run_id, rng.choice("aab"), digest="d", priority=rng.choice([0, 0, 5, -1]), created_at=now,
                 updated_at=now, rate=rng.choice(RATES[1:]), concurrency_key=key,
@@ -187,7 +187,7 @@ class Places:
         )
         self.seen |= {f"{count} active" for (key, _), count in groups.items() if key is not None}
         shared = await queue.read("shared", "rate:")
-        found = {"shared": {name: json.loads(state) for name, state in shared.items()}}
+        found: dict[str, Any] = {"shared": {name: json.loads(state) for name, state in shared.items()}}
         found |= {"rows": ready, "mail": [await queue.read("mail", row.run_id, 0) for row in rows]}
         if ready == rows:
             found["counts"] = [await queue.counts(), *[await queue.counts(tenant) for tenant in "tu"]]
@@ -271,4 +271,4 @@ def test_the_same_commits_give_the_same_rows_on_each_engine(
 
     compare()
     assert made > 5 * examples
-    assert seen["2 active"] and (not limited or seen["rate_limit"] > examples / 20), seen
+    assert not limited or min(seen["rate_limit"], seen["2 active"]) > examples / 20, seen

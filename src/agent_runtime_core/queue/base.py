@@ -97,12 +97,6 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
     return plain(text)
 
 
-def _checked_limit(value: int) -> int:
-    if checked_int("concurrency_limit", value) > MAX_CONCURRENCY:
-        raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", value)
-    return value
-
-
 def _several_tenants(run_id: object, tenants: Sequence[str]) -> InvalidArgument:
     names = ", ".join(map(repr, sorted(tenants)[:MOST_NAMED])) + ", …" * (len(tenants) > MOST_NAMED)
     fix = "Name the tenant, or use the run id"
@@ -145,6 +139,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
+    #: Whether the queue has `all_active_in_group`, `shared`, `save_shared` and `next_rate_limited`.
+    keeps_limits: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
@@ -248,6 +244,12 @@ class RunQueue(Backend):
             raise must("run_id", f"not begin with {SCHEDULED!r}", run_id, "Runs of schedules are named so")
         uid, run_key = run_uuid(run_id, self.clock, owner)
         RATE_LIMIT.check("rate_limit", rate_limit)
+        limit = checked_int("concurrency_limit", concurrency_limit)
+        if limit > MAX_CONCURRENCY:
+            raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", limit)
+        if not self.keeps_limits and (rate_limit is not None or limit > 1):
+            name = "concurrency_limit" if limit > 1 else "rate_limit"
+            raise NotSupported(f"{type(self).__name__} does not set keeps_limits, so it cannot keep a {name}")
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
         if self.redaction is not None:
@@ -271,7 +273,7 @@ class RunQueue(Backend):
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
-            concurrency_limit=_checked_limit(concurrency_limit),
+            concurrency_limit=limit,
             rate=None if rate_limit is None else rate_limit.text(agent, input, owner),
         )
 

@@ -409,6 +409,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
     # A process cannot see that a process on another machine has ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
+    keeps_limits = True
     keeps_rows = "arc_runs"
 
     def lease_now(self) -> float:

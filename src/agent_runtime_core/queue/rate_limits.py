@@ -46,7 +46,7 @@ class Rate(NamedTuple):
         return f"rate:{self.per!r} {self.key}"
 
 
-class RateLimitedRows(Protocol):
+class _Rows(Protocol):
     """What `Starts` reads and changes: see the methods of `RunTransitions` with these names."""
 
     def shared_if_free(self, name: str) -> tuple[bool, str | None]: ...
@@ -108,7 +108,7 @@ class Starts:
         now: The time on the clock of the store.
     """
 
-    def __init__(self, rows: RateLimitedRows, now: float) -> None:
+    def __init__(self, rows: _Rows, now: float) -> None:
         self._rows, self._now = rows, now
         self._lines: dict[str, _Line | None] = {}  # None: another transaction has it
         self.delayed = 0

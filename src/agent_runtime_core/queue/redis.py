@@ -15,6 +15,7 @@ from ..status import RunStatus
 from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .payload_fields import decode_committed
+from .rate_limits import MOST_DELAYED, STEP
 from .records import (
     ANSWER,
     COLUMNS,
@@ -30,7 +31,6 @@ from .records import (
     RunSnapshot,
     RunUpdate,
 )
-from .rate_limits import MOST_DELAYED, STEP
 from .redis_find import PAGE, TIME_INDEXES, counts, decoded_row, decoded_rows, find
 from .transitions import INLINE_RESERVATION
 from .windows import CELLS
@@ -206,6 +206,7 @@ class RedisQueue(RedisBackend, RunQueue):
     # A process cannot see that a process on another machine has ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
+    keeps_limits = True
     mail_count = "queue.mail_count"
 
     def lease_now(self) -> float:

@@ -298,8 +298,9 @@ end
 local function claims(want)
   local got, free = {}, #want.tickets
   want.delayed = 0
-  local function take(rows)
-    for _, row in ipairs(rows) do
+  local function take(rows, most)
+    for i = 1, math.min(#rows, most) do
+      local row = rows[i]
       while #got < free and want.delayed < MOST_DELAYED do
         local chosen, at = startable(row, want)
         if chosen then got[#got + 1] = claim(chosen, want.tickets[#got + 1], want, at) end
@@ -311,12 +312,12 @@ local function claims(want)
     for _, group in ipairs(promote(want.wall)) do release(group) end
     local fallen = expired(want, free)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
-    take(fallen)
+    take(fallen, free)
   end
   local limit = free - #got
   while #got < free do
     local delayed = want.delayed
-    take(ready(want, limit))
+    take(ready(want, limit), limit)
     if want.delayed == delayed then break end
     if want.delayed >= MOST_DELAYED then  -- other runs may be behind those that were delayed
       ring('work')

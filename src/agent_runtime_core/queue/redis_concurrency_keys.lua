@@ -20,10 +20,6 @@ local function heads_of(group, except)
   return found
 end
 
--- Returns whether so many other runs of its group are active that a row must wait.
-local function is_blocked(row)
-  return #heads_of(group_of(row), row) >= row[CONCURRENCY_LIMIT]
-end
 
 local function before(a, b)
   if a[PRIORITY] ~= b[PRIORITY] then return a[PRIORITY] > b[PRIORITY] end
@@ -46,6 +42,13 @@ local function first_behind(group)
     end
   end
   return first
+end
+
+-- Returns whether a new row of a group must wait, for active runs or for runs that come first.
+local function is_blocked(row)
+  if #heads_of(group_of(row), row) >= row[CONCURRENCY_LIMIT] then return true end
+  local first = row[CONCURRENCY_LIMIT] > 1 and first_behind(group_of(row))
+  return first and first ~= row and first[PRIORITY] >= row[PRIORITY]
 end
 
 -- Unblocks the next runs of a group, as long as fewer runs of it are active than they allow.

@@ -473,4 +473,5 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
     }
 
     keeps_processes = True
+    keeps_limits = True
     keeps_rows = "arc_runs"

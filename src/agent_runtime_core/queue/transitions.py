@@ -426,10 +426,17 @@ class RunTransitions(ABC):
         limit, group = row.concurrency_limit, (row.concurrency_key or "", row.tenant)
         return limit > 1 and len(self.all_active_in_group(*group, limit)) < limit
 
-    def _is_blocked(self, row: RunRow) -> bool:
-        """Return whether so many other runs of its group are active that a row must wait."""
+    def _is_full(self, row: RunRow) -> bool:
+        """Return whether so many runs of a group are active that a row, which is not active, must wait."""
         is_free = self.active_in_group(row.concurrency_key or "", row.tenant) is None
         return not is_free and not self._has_room(row)
+
+    def _is_blocked(self, row: RunRow) -> bool:
+        """Return whether a new row of a group must wait, for active runs or for runs that come first."""
+        if self._is_full(row):
+            return True
+        first = self.next_in_group(row.concurrency_key or "", row.tenant) if row.concurrency_limit > 1 else None
+        return first is not None and first.priority >= row.priority
 
     def _enter_group(self, row: RunRow) -> RunRow:
         """Return a pending row, blocked if its concurrency key requires it."""
@@ -873,7 +880,7 @@ class RunTransitions(ABC):
         if row.concurrency_key is not None and row.status in LIVE:
             if row.status == "pending":
                 after = self._enter_group(after)
-            elif self._is_blocked(after):
+            elif self._is_full(after):
                 return "taken"
         self.move(row, after)
         if row.concurrency_key is not None and row.status in LIVE:
