@@ -129,3 +129,24 @@ async def test_runs_of_several_agents_and_priorities_share_a_key(
     finally:
         for queue in (first, second):
             await queue.close()
+
+
+@pytest.mark.parametrize("kind", backends(["memory", "redis"]))
+@pytest.mark.parametrize(("starts", "per", "late"), [(1, 60.0, 1.0), (50, 1.0, 0.02)])
+async def test_late_workers_use_nearly_all_of_a_limit_for_a_long_backlog(
+    kind: str, starts: int, per: float, late: float, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    rng, clock, periods = random.Random(1), VirtualClock(), 20
+    [queue] = queues(kind, 1, clock, request, tmp_path)
+    workers = Workers(rng, [queue], clock)
+    begin = clock.wall()
+    try:
+        for _ in range(starts * periods):
+            await queue.enqueue(None, "agent", {}, rate_limit=RateLimit(starts, per=per))
+        while (due := await queue.next_due()) is not None or len(workers.starts) < starts:
+            if not await workers.claim() and due is not None:
+                clock.advance(max(due - clock.wall(), 0.001) + late * rng.random())
+        assert clock.wall() - begin < periods * per / 0.9
+        assert most(workers.times(), per) <= starts
+    finally:
+        await queue.close()

@@ -6,10 +6,11 @@ import json
 import math
 from typing import NamedTuple, Protocol
 
-from .records import RunRow
+from .records import RATE_LIMITED, RunRow
 from .windows import CELLS, Window
 
 MOST_DELAYED = 100  # most runs that one claim delays; the next claim continues
+MOST_LEFT = 50  # most times that are left over for other runs
 STEP = 0.05  # seconds: times of delayed runs are multiples of this, so that workers wake at most 20 times a second
 
 
@@ -59,7 +60,10 @@ class _Rows(Protocol):
 
 
 class _Line:
-    """The state of one key: its last starts, and when the run that is delayed last is due.
+    """The state of one key: its last starts, and the times at which its delayed runs are due.
+
+    Each delayed run has another time, so that some run is due whenever there is room. The time of a run that has
+    started before it was due is left over for the next run that is delayed.
 
     Args:
         rate: The limit.
@@ -67,21 +71,31 @@ class _Line:
     """
 
     def __init__(self, rate: Rate, text: str | None) -> None:
-        tail, cells = (0.0, []) if text is None else json.loads(text)
-        self.tail: float = tail
+        tail, left, cells = (0.0, [], []) if text is None else json.loads(text)
+        self.tail: float = tail  # the first time after those of all delayed runs
+        self.left: list[float] = left
         self.window = Window(rate.per, [tuple(cell) for cell in cells])
-        #: When the run was due that has just started instead of another run, which takes over this time.
-        self.freed = 0.0
+        self._is_next_known = False
 
     def text(self) -> str:
-        return f"[{self.tail!r},{self.window.text()}]"
+        left = ",".join(map(repr, self.left))
+        return f"[{self.tail!r},[{left}],{self.window.text()}]"
 
-    def due(self, rate: Rate, free: float) -> float:
-        """Return when a run is due that cannot start before `free`. Runs that are delayed get successive times."""
-        at, self.freed = self.freed, 0.0
-        if at < free:
+    def started_before_due(self, row: RunRow, now: float) -> None:
+        self.left = sorted(each for each in (*self.left, row.due_at) if each > now)[:MOST_LEFT]
+
+    def due(self, row: RunRow, rate: Rate, free: float) -> float:
+        """Return when a run is due that cannot start before `free`."""
+        if row.reason == RATE_LIMITED and not self._is_next_known:
+            # It was due too early, because runs before it started late. It starts the others of that time with it.
+            self._is_next_known = True
+            return later(free, rate.per)
+        at = next((each for each in self.left if each >= free), None)
+        if at is None:
             at = max(free, self.tail)
             self.tail = at + rate.per / rate.starts
+        else:
+            self.left.remove(at)
         return later(at, rate.per)
 
 
@@ -133,12 +147,13 @@ class Starts:
             return self._delay(row, later(self._now + rate.per / rate.starts, rate.per))
         free = line.window.free_at(1, rate.starts, self._now)
         if free > self._now:
-            return self._delay(row, line.due(rate, free))
+            return self._delay(row, line.due(row, rate, free))
         first = self._rows.next_rate_limited(row.rate, row.agent)
         if first is None:
-            line.tail = 0.0  # all delayed runs have started or ended
+            line.tail, line.left = 0.0, []  # all delayed runs have started or ended
         elif (-first.priority, first.arrival) < (-row.priority, row.arrival):
-            line.freed, row = first.due_at, first
+            line.started_before_due(first, self._now)
+            row = first
         return row, line.window.add(1, self._now)
 
     def _delay(self, row: RunRow, due_at: float) -> tuple[None, float]:

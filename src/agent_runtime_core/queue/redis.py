@@ -15,7 +15,7 @@ from ..status import RunStatus
 from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .payload_fields import decode_committed
-from .rate_limits import MOST_DELAYED, STEP
+from .rate_limits import MOST_DELAYED, MOST_LEFT, STEP
 from .records import (
     ANSWER,
     COLUMNS,
@@ -141,7 +141,8 @@ def _save_process(row: ProcessRow, kept: float) -> tuple[Any, ...]:
 
 #: Constants that are defined in Python.
 _CONSTANTS = f"""local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'
-local RATE_LIMITED, MOST_DELAYED, STEP, CELLS = '{RATE_LIMITED}', {MOST_DELAYED}, {STEP}, {CELLS}"""
+local RATE_LIMITED, MOST_DELAYED, MOST_LEFT = '{RATE_LIMITED}', {MOST_DELAYED}, {MOST_LEFT}
+local STEP, CELLS = {STEP}, {CELLS}"""
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
 _SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.

@@ -200,8 +200,8 @@ local function line_of(rate)
   tx.lines = tx.lines or {}
   if not tx.lines[name] then
     local stored = call('HGET', P .. 'shared', name)
-    local state = stored and cjson.decode(stored) or {0, {}}
-    tx.lines[name] = {tail = state[1], cells = state[2], per = tonumber(per), freed = 0}
+    local state = stored and cjson.decode(stored) or {0, {}, {}}
+    tx.lines[name] = {tail = state[1], left = state[2], cells = state[3], per = tonumber(per)}
   end
   return tx.lines[name], tonumber(starts), name
 end
@@ -211,7 +211,9 @@ local function line_text(line)
   for i, cell in ipairs(line.cells) do
     cells[i] = '[' .. text(cell[1]) .. ',' .. text(cell[2]) .. ',' .. text(cell[3]) .. ']'
   end
-  return '[' .. text(line.tail) .. ',[' .. table.concat(cells, ',') .. ']]'
+  local left = {}
+  for i, at in ipairs(line.left) do left[i] = text(at) end
+  return '[' .. text(line.tail) .. ',[' .. table.concat(left, ',') .. '],[' .. table.concat(cells, ',') .. ']]'
 end
 
 -- Drops the cells that have ended, and returns the time at which a start counts now.
@@ -252,15 +254,33 @@ local function count_start(line, at)
   return at
 end
 
--- Returns when a run is due that cannot start before `free`. Runs that are delayed get successive times.
-local function due_of(line, starts, free)
-  local at, step = line.freed, math.min(STEP, line.per / CELLS)
-  line.freed = 0
-  if at < free then
+-- Returns when a run is due that cannot start before `free`. Each delayed run has another time, so that some run is due
+-- whenever there is room. The time of a run that has started before it was due is left over for the next one.
+local function due_of(line, row, starts, free, want)
+  local at, step = nil, math.min(STEP, line.per / CELLS)
+  if row[REASON] == RATE_LIMITED and not want.next_known[line] then
+    -- It was due too early, because runs before it started late. It starts the others of that time with it.
+    want.next_known[line] = true
+    at = free
+  end
+  for i, each in ipairs(line.left) do
+    if not at and each >= free then at = table.remove(line.left, i) end
+  end
+  if not at then
     at = math.max(free, line.tail)
     line.tail = at + line.per / starts
   end
   return math.max(math.ceil(at / step) * step, at)
+end
+
+local function started_before_due(line, row, at)
+  local left = {}
+  line.left[#line.left + 1] = tonumber(row[DUE_AT])
+  table.sort(line.left)
+  for _, each in ipairs(line.left) do
+    if each > at and #left < MOST_LEFT then left[#left + 1] = each end
+  end
+  line.left = left
 end
 
 local function delay(row, due_at)
@@ -281,15 +301,16 @@ local function startable(row, want)
   want.lines[name] = line
   local free = free_at(line, starts, at)
   if free > at then
-    delay(row, due_of(line, starts, free))
+    delay(row, due_of(line, row, starts, free, want))
     want.delayed = want.delayed + 1
     return nil
   end
   local first = first_limited(row[RATE], row[AGENT])
   if not first then
-    line.tail = 0  -- all delayed runs have started or ended
+    line.tail, line.left = 0, {}  -- all delayed runs have started or ended
   elseif before(first, row) then
-    line.freed, row = tonumber(first[DUE_AT]), first
+    started_before_due(line, first, at)
+    row = first
   end
   return row, text(count_start(line, at))
 end
@@ -297,7 +318,7 @@ end
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
-  want.delayed = 0
+  want.delayed, want.next_known = 0, {}
   local function take(rows, most)
     for i = 1, math.min(#rows, most) do
       local row = rows[i]
