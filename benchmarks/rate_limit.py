@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 import sys
 from bisect import bisect_left
+from itertools import pairwise
 
 from agent_runtime_core import AgentRunner, RateLimit
 from agent_runtime_core.queue import RunFilter
@@ -43,28 +44,31 @@ def most(times: list[float], per: float = 1.0) -> int:
     return max(bisect_left(times, True, lo=n, key=lambda at: at - first >= per) - n for n, first in enumerate(times))
 
 
+def workers(url: str) -> list[subprocess.Popen[str]]:
+    """Start the workers."""
+    command = [sys.executable, "-c", _WORKER, url]
+    return [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+
+
 async def measure(url: str) -> str:
     """Return what was measured, as a line of text."""
     runs = STARTS * SECONDS
     async with AgentRunner.open(url, registry=Registry()) as runner:
-        for _ in range(runs):
-            await runner.submit("job", rate_limit=RateLimit(STARTS, per=1.0))
-        workers = [
-            subprocess.Popen([sys.executable, "-c", _WORKER, url], stdout=subprocess.PIPE, text=True)
-            for _ in range(WORKERS)
-        ]
+        ids = [await runner.submit("job", rate_limit=RateLimit(STARTS, per=1.0)) for _ in range(runs)]
+        started = workers(url)
         try:
-            while (await runner.queue.counts()).runs.get(("succeeded", "job"), 0) < runs:
-                await asyncio.sleep(0.2)
+            for run_id in ids:
+                await runner.wait(run_id)
         finally:
-            for worker in workers:
+            for worker in started:
                 worker.terminate()
-            for worker in workers:
+            for worker in started:
                 worker.wait()
         rows = await runner.queue.find(RunFilter(agent="job", limit=runs))
-    times = sorted(row.started_at or 0.0 for row in rows)
+    in_arrival = [row.started_at or 0.0 for row in rows]
+    times = sorted(in_arrival)
     average = len(times) / (times[-1] - times[0])
-    in_order = sum(a.started_at <= b.started_at for a, b in zip(rows, rows[1:], strict=False))  # type: ignore[operator]
+    in_order = sum(first <= second for first, second in pairwise(in_arrival))
     return (
         f"{runs} runs, {WORKERS} workers: at most {most(times)} starts in a second, {average:.1f} on average, "
         f"{in_order / (runs - 1):.1%} not before the run that was submitted before"

@@ -183,6 +183,10 @@ class RateLimit:
 
 
 _PERIOD = dataclasses.replace(number(LEAST_PERIOD), wanted="a number of seconds of at least 0.001, or a timedelta")
+#: Who takes turns: the tenants, or what a function returns for the input of a run.
+TURNS: Final = SettingType(
+    "'tenant', a function of the input, or None", lambda value: value in (None, "tenant") or callable(value)
+)
 RATE_LIMIT: Final = SettingType("RateLimit(...) or None", lambda value: value is None or isinstance(value, RateLimit))
 
 _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))

@@ -118,8 +118,8 @@ class Places:
             key = rng.choice([None, "L", "L"])
             return RunRow(
                 run_id, rng.choice("aab"), digest="d", priority=rng.choice([0, 0, 5, -1]), created_at=now,
-                updated_at=now, rate=rng.choice(RATES[1:]), concurrency_key=key,
-                concurrency_limit=rng.choice([1, 2, 3]),
+                updated_at=now, rate=rng.choice(RATES), concurrency_key=key,
+                concurrency_limit=rng.choice([1, 2, 3]), turn=rng.choice([None, "", "t", "t", "u"]),
             )  # fmt: skip
         return RunRow(
             run_id, rng.choice("ab"), digest=rng.choice("dde"), priority=rng.choice([0, 0, 5, -1]), created_at=now,
@@ -133,7 +133,9 @@ class Places:
     def request(self, rng: random.Random, count: int, agents: tuple[str, ...] | None) -> Any:
         found = self.queues[0].claim_request("w", LEASE, agents, count, ready_only=rng.random() < 0.3)
         until = self.lease() if count == 1 else FOREVER
-        return found._replace(tickets=tuple(self.ulid(rng) for _ in range(count)), lease_until=until)
+        turn = rng.choice(["", "s", "t", "u"]) if self.limited and rng.random() < 0.5 else None
+        tickets = tuple(self.ulid(rng) for _ in range(count))
+        return found._replace(tickets=tickets, lease_until=until, after_turn=turn)
 
     def lease(self) -> float:
         """Return when a lease ends. No two leases end at the same time: which of these comes first is not specified."""

@@ -139,7 +139,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
-    #: Whether the queue has `all_active_in_group`, `shared`, `save_shared` and `next_rate_limited`.
+    #: Whether the queue has `all_active_in_group`, `shared`, `save_shared`, `next_rate_limited` and
+    #: `next_turn`.
     keeps_limits: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
@@ -228,7 +229,7 @@ class RunQueue(Backend):
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
         concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, concurrency_limit: int = 1,
-        rate_limit: RateLimit | None = None,
+        rate_limit: RateLimit | None = None, turn: str | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -247,8 +248,8 @@ class RunQueue(Backend):
         limit = checked_int("concurrency_limit", concurrency_limit)
         if limit > MAX_CONCURRENCY:
             raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", limit)
-        if not self.keeps_limits and (rate_limit is not None or limit > 1):
-            name = "concurrency_limit" if limit > 1 else "rate_limit"
+        if not self.keeps_limits and (rate_limit is not None or limit > 1 or turn is not None):
+            name = "concurrency_limit" if limit > 1 else "turn" if rate_limit is None else "rate_limit"
             raise NotSupported(f"{type(self).__name__} does not set keeps_limits, so it cannot keep a {name}")
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
@@ -274,6 +275,7 @@ class RunQueue(Backend):
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
             concurrency_limit=limit,
+            turn=turn and checked_name("turn", turn),
             rate=None if rate_limit is None else rate_limit.text(agent, input, owner),
         )
 
@@ -298,7 +300,8 @@ class RunQueue(Backend):
             priority: Greater ones are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
-                `concurrency_key` (None or "": none), `concurrency_limit`, `rate_limit`, `tenant`.
+                `concurrency_key` (None or "": none), `concurrency_limit`, `rate_limit`, `turn`
+                ("": one for all runs without another), `tenant`.
 
         Returns:
             The run; the one stored before, if there is one with that id or idempotency key.
@@ -376,6 +379,7 @@ class RunQueue(Backend):
     def claim_request(
         self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *,
         ready_only: bool = False, wait_name: str | None = None, wait_seconds: float = 0.0,
+        after_turn: str | None = None,
     ) -> ClaimRequest:  # fmt: skip
         """Return a request for up to `count` runs.
 
@@ -388,22 +392,35 @@ class RunQueue(Backend):
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
         return ClaimRequest(
-            tickets, worker, self.holder, now + lease, expiry, wall, wanted, ready_only, wait_name, wait_seconds
+            tickets,
+            worker,
+            self.holder,
+            now + lease,
+            expiry,
+            wall,
+            wanted,
+            ready_only,
+            wait_name,
+            wait_seconds,
+            after_turn,
         )
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
-        blocking: BlockingClaims | None = None, wait_seconds: float = 0.0,
+        blocking: BlockingClaims | None = None, wait_seconds: float = 0.0, after_turn: str | None = None,
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
         With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns at once.
+        With `after_turn`, runs of equal priority are claimed in turns, beginning after that turn.
         """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if blocking is None else blocking.ready()
         worker = checked_name("worker_id", worker_id)
-        want = self.claim_request(worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds)
+        want = self.claim_request(
+            worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds, after_turn=after_turn
+        )
         if agents == ():
             return []
         await self._release_abandoned()

@@ -28,7 +28,7 @@ from .transitions import RunTransitions, operation_set
 
 TABLES = (
     "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
-    "shared", "limited",
+    "shared", "limited", "turns",
 )  # fmt: skip
 
 
@@ -75,6 +75,9 @@ class MemoryTransitions(RunTransitions):
         self.tx.put(tables["runs"], row.run_id, row)
         if row.status == "pending" and row.due_at == 0 and not row.blocked:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.arrival, row.run_id))
+            if row.turn is not None:
+                turns = tables["turns"].setdefault((row.agent, row.priority), {})
+                heapq.heappush(turns.setdefault(row.turn, []), (-row.priority, row.arrival, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
             if _is_rate_limited(row):
@@ -165,6 +168,17 @@ class MemoryTransitions(RunTransitions):
             run_id = self.tx.pop(min(tops))[2]
             found[run_id] = self.tx.tables["runs"][run_id]
         return [*found.values()]
+
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        tables, found = self.tx.tables, list[tuple[str, int, str]]()
+        for agent in want.agents or tuple(tables["ready"]):
+            turns: dict[str, Any] = tables["turns"].get((agent, priority), {})
+            for turn in sorted(turn for turn in turns if after is None or turn > after):
+                if heap := self._without_outdated(turns[turn]):
+                    found.append((turn, heap[0][1], heap[0][2]))
+                    break
+                del turns[turn]  # a rollback needs no empty heap
+        return self.get(min(found)[2]) if found else None
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         return next(iter(self.all_active_in_group(concurrency_key, tenant, 1)), None)

@@ -22,7 +22,7 @@ from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, 
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
-from .sqlite_find import ALL, checked_row, counts, fetch, find
+from .sqlite_find import ALL, agents, checked_row, counts, fetch, find
 from .transitions import ServerLeases, operation_set
 
 DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
@@ -66,6 +66,12 @@ _CLAIMED = "status = 'running' AND origin = '' AND lease_until < ?"
 _READY = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0"
 _OF = "agent = ANY(?)"
 _SKIP = "FOR NO KEY UPDATE SKIP LOCKED"
+_TURN = (
+    f"SELECT {ALL} FROM arc_runs WHERE agent = ? AND priority = ? AND turn IS NOT NULL AND turn {{}} ? AND {_READY}"
+    f" ORDER BY turn, n LIMIT 1 {_SKIP}"
+)
+_FIRST_TURN, _NEXT_TURN = _TURN.format(">="), _TURN.format(">")
+_NEXT_AGENT = f"SELECT agent FROM arc_runs WHERE {_READY} AND agent > ? ORDER BY agent LIMIT 1"
 _HEAD = f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL ORDER BY n LIMIT ?"
 _BEHIND = (
     f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
@@ -232,6 +238,16 @@ class PostgresTransitions(ServerLeases):
         found = fetch(self.tx.execute(_choice(condition, order), (*values, limit)))
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
+
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        found: list[RunRow] = []
+        keys = want.agents or agents(lambda agent: self.tx.execute(_NEXT_AGENT, (agent,)).fetchone())
+        for agent in keys:  # the index begins with the agent
+            query = _FIRST_TURN if after is None else _NEXT_TURN
+            found += fetch(self.tx.execute(query, (agent, priority, after or "")))
+        row = min(found, key=lambda row: (row.turn or "", row.arrival), default=None)
+        self.tx.rows.update((row.run_id, row) for row in found)
+        return row
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         return next(iter(self.all_active_in_group(concurrency_key, tenant, 1)), None)

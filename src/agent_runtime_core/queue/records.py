@@ -425,6 +425,8 @@ class ClaimRequest(NamedTuple):
         ready_only: Claim ready runs only: ignore expired leases and timers.
         wait_name: If there is no run, wait in the store under this name, where the store can do that.
         wait_seconds: For so long; an earlier request under the same name ends.
+        after_turn: Of the ready runs of the greatest priority, claim first those with the next greater `RunRow.turn`,
+            in a circle. None: claim in order of arrival, whatever their turns.
     """
 
     tickets: tuple[str, ...]
@@ -437,6 +439,7 @@ class ClaimRequest(NamedTuple):
     ready_only: bool = False
     wait_name: str | None = None
     wait_seconds: float = 0.0
+    after_turn: str | None = None
 
 
 class ProcessRow(NamedTuple):

@@ -46,7 +46,7 @@ local function wanted(cells)
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
     lease_now = math.min(since + cells[5], before), wall = by_server and text(now()) or text(cells[6]),
-    agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8],
+    agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8], after_turn = cells[11],
   }
 end
 
@@ -315,6 +315,55 @@ local function startable(row, want)
   return row, text(count_start(line, at))
 end
 
+-- Returns the first ready row with that priority and a turn above `after` (of all turns if it is nil), with the changes
+-- of this commit.
+local function next_turn(want, priority, after)
+  local best, wanted_agent = nil, {}
+  local function see(row)
+    if not row or not wanted_agent[row[AGENT]] or row[TURN] == null or row[PRIORITY] ~= priority or not is_ready(row)
+      or after and row[TURN] <= after then
+      return false
+    end
+    if not best or row[TURN] < best[TURN] or row[TURN] == best[TURN] and row[N] < best[N] then best = row end
+    return true
+  end
+  for _, agent in ipairs(want.agents) do
+    wanted_agent[agent] = true
+    local key, from, seen = P .. 'turns:' .. agent .. '\0' .. priority, after and '(' .. after .. '\0\255' or '-', false
+    repeat
+      local page = call('ZRANGEBYLEX', key, from, '+', 'LIMIT', 0, 8)
+      for _, member in ipairs(page) do
+        seen = see(named(key, member, string.match(member, '%z%d+:(.*)$'))) or seen
+        from = '(' .. member
+      end
+    until seen or #page < 8
+  end
+  for _, known in pairs(tx.rows or {}) do
+    if known and known.dirty then see(known.row) end
+  end
+  return best
+end
+
+-- Claims ready rows with take(), each time of the next turn.
+local function take_turns(want, got, free, take)
+  local head, after = ready(want, 1)[1], want.after_turn
+  while head and #got < free and want.delayed < MOST_DELAYED do
+    local row = next_turn(want, head[PRIORITY], after)
+    if not row then  -- the circle begins again, unless all rows of that priority were claimed
+      local priority = head[PRIORITY]
+      head = ready(want, 1)[1]
+      if head and head[PRIORITY] == priority then
+        row = next_turn(want, priority, nil)
+        if not row or head[TURN] == null and (row[TURN] > '' or row[N] > head[N]) then row = head end
+      end
+    end
+    if row then
+      after = row[TURN] ~= null and row[TURN] or ''
+      take({row}, 1)
+    end
+  end
+end
+
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
@@ -335,17 +384,15 @@ local function claims(want)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
     take(fallen, free)
   end
+  if want.after_turn and want.after_turn ~= null then take_turns(want, got, free, take) end
   local limit = free - #got
-  while #got < free do
+  while #got < free and want.delayed < MOST_DELAYED do
     local delayed = want.delayed
     take(ready(want, limit), limit)
     if want.delayed == delayed then break end
-    if want.delayed >= MOST_DELAYED then  -- other runs may be behind those that were delayed
-      ring('work')
-      break
-    end
     limit = MOST_DELAYED
   end
+  if want.delayed >= MOST_DELAYED and #got < free then ring('work') end  -- others may be behind those that were delayed
   for name, line in pairs(want.lines or {}) do write('HSET', P .. 'shared', name, line_text(line)) end
   return got
 end

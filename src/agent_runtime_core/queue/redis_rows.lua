@@ -11,6 +11,8 @@
 -- lane:<key>             the active runs of a group: of a concurrency key (its stored name is lane) and a tenant
 -- behind:<key>           the runs that wait for the active runs, in the order of claims
 -- limited:<rate>         runs that a rate limit delays, in the order of claims; the key ends with NUL and the agent
+-- turns:<agent>          ready runs with a turn, in the order of <turn> NUL and arrival; the key ends with NUL and the
+--                        priority
 -- shared                 a hash of states that all processes share by name; see `lines` in claims
 -- present                a hash of times: when a process last claimed or renewed leases, and see `present` in claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
@@ -68,6 +70,12 @@ end
 local function place_by_rate(row, status, due_at, _, _, _, reason)
   if row[RATE] == null or reason ~= RATE_LIMITED or status ~= 'pending' or due_at == '0' then return end
   return P .. 'limited:' .. row[RATE] .. '\0' .. row[AGENT], -row[PRIORITY], in_order(row)
+end
+
+-- The same for the ready runs that take turns.
+local function place_by_turn(row, status, due_at, held, _, origin)
+  if row[TURN] == null or status ~= 'pending' or due_at ~= '0' or held ~= 0 or origin ~= '' then return end
+  return P .. 'turns:' .. row[AGENT] .. '\0' .. row[PRIORITY], 0, row[TURN] .. '\0' .. in_order(row)
 end
 
 -- The same for the runs of a concurrency key, and below for its active inline run.
@@ -260,7 +268,7 @@ local function unregister(row)
   local was = tx.rows[row[RUN_ID]].was
   if was then
     write('ZREM', P .. 'status:' .. was[1], row[RUN_ID])
-    for _, where in ipairs({place, place_by_priority, place_by_rate, place_in_lane, place_inline}) do
+    for _, where in ipairs({place, place_by_priority, place_by_rate, place_by_turn, place_in_lane, place_inline}) do
       local key, _, member = where(row, unpack(was))
       if key then write('ZREM', key, member) end
     end
@@ -303,6 +311,7 @@ local function keep(known)
   move(row, was, place)
   if row[PRIORITY] > 0 then move(row, was, place_by_priority) end
   if row[RATE] ~= null then move(row, was, place_by_rate) end
+  if row[TURN] ~= null then move(row, was, place_by_turn) end
   if row[LANE] ~= null then
     move(row, was, place_in_lane)
     move(row, was, place_inline)

@@ -177,6 +177,11 @@ _READY = (
     " WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
 )
+_TURN = (
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_turns WHERE agent = ? AND priority = ? AND turn IS NOT NULL"
+    " AND turn {} ? AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 ORDER BY turn, n LIMIT 1"
+)
+_FIRST_TURN, _NEXT_TURN = _TURN.format(">="), _TURN.format(">")
 _NEXT_AGENT = (
     "SELECT agent FROM arc_runs INDEXED BY arc_runs_ready"
     " WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
@@ -323,6 +328,16 @@ class SQLiteTransitions(RunTransitions):
             found = found[:limit]
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
+
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        found: list[RunRow] = []
+        for agent in self._agents(_NEXT_AGENT) if want.agents is None else want.agents:
+            query = _FIRST_TURN if after is None else _NEXT_TURN
+            found += fetch(self.tx.execute(query, (agent, priority, after or "")))
+        row = min(found, key=lambda row: (row.turn or "", row.arrival), default=None)
+        if row is not None:
+            self.tx.rows[row.run_id] = row
+        return row
 
     def _agents(self, following: str) -> list[str]:
         """Return the agents with ready or running runs, with one index lookup for each agent."""

@@ -378,6 +378,21 @@ class RunTransitions(ABC):
         """
         raise NotSupported(f"{type(self).__name__} does not define next_rate_limited, so rate_limit must be None")
 
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        """Return a row as `claimable` does, but with this priority, and with the first turn above `after`.
+
+        Of the rows with that turn, it has the smallest `arrival`. Rows whose `turn` is None are ignored.
+
+        Args:
+            want: The request of the worker.
+            priority: The priority.
+            after: A turn. None: the first turn of all.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define next_turn, so take_turns must be None")
+
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease has to expire instead.
 
@@ -528,18 +543,40 @@ class RunTransitions(ABC):
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
             self._start(fallen, want, claimed, starts)
+        if want.after_turn is not None:
+            self._start_by_turns(want.after_turn, want, claimed, starts)
         limit = len(want.tickets) - len(claimed)
-        while len(claimed) < len(want.tickets):
+        while len(claimed) < len(want.tickets) and not starts.is_over:
             delayed = starts.delayed
             self._start(self.claimable(want, limit), want, claimed, starts)
             if starts.delayed == delayed:
                 break
-            if starts.is_over:  # other runs may be behind those that were delayed
-                self.notify("work")
-                break
             limit = MOST_DELAYED
+        if starts.is_over and len(claimed) < len(want.tickets):  # other runs may be behind those that were delayed
+            self.notify("work")
         starts.save()
         return claimed
+
+    def _start_by_turns(self, after: str, want: ClaimRequest, claimed: list[RunRow], starts: Starts) -> None:
+        """Claim ready rows, each time of the next turn."""
+        head = self._first_claimable(want)
+        while head is not None and len(claimed) < len(want.tickets) and not starts.is_over:
+            row = self.next_turn(want, head.priority, after)
+            if row is None:  # the circle begins again, unless all rows of that priority were claimed
+                priority, head = head.priority, self._first_claimable(want)
+                if head is None or head.priority != priority:
+                    continue
+                row = self.next_turn(want, priority, None)
+                if row is None or (head.turn is None and (row.turn, row.arrival) > ("", head.arrival)):
+                    row = head
+            after = row.turn or ""
+            self._start([row], want, claimed, starts)
+
+    def _first_claimable(self, want: ClaimRequest) -> RunRow | None:
+        for row in self.claimable(want, 1):
+            self.save(row)  # as it is: a store may have taken it out of an index to return it
+            return row
+        return None
 
     def _start(self, rows: Sequence[RunRow], want: ClaimRequest, claimed: list[RunRow], starts: Starts) -> None:
         """Claim rows, as long as there are tickets, or delay them where their rate limits require it."""

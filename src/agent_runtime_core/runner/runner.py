@@ -805,6 +805,8 @@ class AgentRunner(RunClient):
         agent = self.registry.get(key) if isinstance(agent_key, str) else agent_key
         rate = self._rate_limit(agent) if options.get("rate_limit") is None else options["rate_limit"]
         options["rate_limit"] = rate
+        turns = self.config.take_turns
+        options["turn"] = (turns(input) or "") if callable(turns) else turns and (options.get("tenant") or "")
         metadata = with_traceparent(options.pop("metadata", None), self.tracer, options.pop("traceparent", None))
         return self.queue.new_row(options.pop("run_id", None), key, input, metadata, **options)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as _dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, run_input
@@ -19,7 +19,7 @@ from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
 from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds, RuntimeConfig
 from ..errors import InvalidArgument, RunBusy
-from ..limits import RATE_LIMIT, RateLimit, RunLimits
+from ..limits import RATE_LIMIT, TURNS, RateLimit, RunLimits
 from ..queue.base import RunQueue, conversation_of
 from ..queue.records import RunFilter, RunRow, open_questions
 from ..status import TERMINAL, RunStatus, status_words
@@ -60,6 +60,9 @@ class RunnerConfig:
             waits does not count. An agent may have its own limit.
         rate_limit: How many of the runs that this runner submits start in a period, in all workers on the store. An
             agent with its own `rate_limit` has that limit instead.
+        take_turns: Among runs of equal priority, those with different turns are claimed in turns, so that many runs of
+            one tenant do not delay another tenant. "tenant": the tenant of a run is its turn. A function is called with
+            the input of each new run and returns the turn, or None. Set it where runs are submitted, and for workers.
 
     Examples:
         >>> from agent_runtime_core import RunnerConfig
@@ -84,6 +87,7 @@ class RunnerConfig:
     keep_unanswered: bool = True
     stall_timeout_seconds: float | None = None
     rate_limit: RateLimit | None = None
+    take_turns: Literal["tenant"] | Callable[[Mapping[str, Any]], str | None] | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _SETTINGS.items():
@@ -143,6 +147,7 @@ _SETTINGS = {
     **dict.fromkeys(("grace_seconds", "other_code_timeout_seconds"), SECONDS),
     "keep_unanswered": TRUTH,
     "rate_limit": RATE_LIMIT,
+    "take_turns": TURNS,
     "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
     "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),
 }

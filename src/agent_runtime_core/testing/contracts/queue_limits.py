@@ -236,3 +236,94 @@ async def a_delayed_run_that_is_cancelled_lets_the_next_one_start_when_it_would_
         clock.advance(10.5)
         rows = await queue.claim_rows("w", LEASE, limit=9)
         same([row.run_id for row in rows], ids[-1:], "the run that starts after the first period")
+
+
+async def add_turns(queue: RunQueue, turns: str, **options: Any) -> None:
+    """Enqueue a run of agent "agent" for each letter, which is its turn; "-" is the empty turn."""
+    for number, turn in enumerate(turns):
+        await queue.enqueue(None, "agent", {"n": number}, turn=turn.strip("-"), **options)
+
+
+async def served(queue: RunQueue, count: int, after: str = "", **options: Any) -> str:
+    """Claim so many runs one by one, each after the turn of the one before, and return their turns."""
+    found = ""
+    for _ in range(count):
+        rows = await queue.claim_rows("w", LEASE, after_turn=after, **options)
+        found += "".join(row.turn or "-" for row in rows)
+        after = (rows[-1].turn or "") if rows else after
+    return found
+
+
+@CASES
+async def runs_of_equal_priority_are_claimed_in_turns(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        await add_turns(queue, "aaaaabbc-")
+        same(await served(queue, 9), "abc-abaaa", "the turns of runs that are claimed one by one")
+        await add_turns(queue, "aaaaabbc-")
+        rows = await queue.claim_rows("w", LEASE, limit=9, after_turn="a")
+        same("".join(row.turn or "-" for row in rows), "bc-abaaaa"[:9], "the turns of runs that are claimed at once")
+        of_a = [row.arrival for row in rows if row.turn == "a"]
+        same(of_a, sorted(of_a), "the order of the runs of one turn")
+
+
+@CASES
+async def a_greater_priority_comes_before_any_turn(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        await add_turns(queue, "abb")
+        await add_turns(queue, "ca", priority=1)
+        same(await served(queue, 5), "acabb", "the turns of the claimed runs")
+        await add_turns(queue, "bab")
+        same(
+            names(await queue.claim_rows("w", LEASE, limit=9, agent_keys=["other"], after_turn="")), [], "other agents"
+        )
+        rows = await queue.claim_rows("w", LEASE, limit=3)
+        same("".join(row.turn or "-" for row in rows), "bab", "the turns claimed by a worker that takes no turns")
+
+
+@CASES
+async def many_runs_of_one_turn_delay_another_turn_by_one_run(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        await add_turns(queue, "a" * 30)
+        same(await served(queue, 5), "aaaaa", "the turns of the claimed runs")
+        await add_turns(queue, "b")
+        await add(queue, "agent", "agent")
+        same(await served(queue, 2, "a"), "ba", "the turns after a run with another turn has arrived")
+
+
+@CASES
+async def runs_of_several_agents_share_their_turns(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        for agent, turn in (("x", "a"), ("y", "a"), ("y", "b"), ("x", "b"), ("z", "a")):
+            await queue.enqueue(None, agent, {}, turn=turn)
+        rows = await queue.claim_rows("w", LEASE, limit=9, after_turn="", agent_keys=["x", "y"])
+        same(
+            [(row.agent, row.turn) for row in rows],
+            [("x", "a"), ("y", "b"), ("y", "a"), ("x", "b")],
+            "the claimed runs",
+        )
+        await queue.enqueue(None, "y", {})  # without a turn
+        same(await served(queue, 3), "a-", "the turns of the runs that are left, for a worker of all agents")
+
+
+@CASES
+async def a_delayed_run_does_not_use_its_turn(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        await add_turns(queue, "aaa", rate_limit=RateLimit(1, per=100.0))
+        await add_turns(queue, "bb")
+        rows = await queue.claim_rows("w", LEASE, limit=9, after_turn="")
+        same("".join(row.turn or "-" for row in rows), "abb", "the turns of the claimed runs")
