@@ -63,7 +63,7 @@ def test_settings_are_checked_where_they_are_set() -> None:
     with pytest.raises(InvalidArgument, match="take_turns must be 'tenant', a function of the input, or None"):
         RunnerConfig(take_turns="agent")  # type: ignore[arg-type]
     invalid = type("Invalid", (Mailer,), {"rate_limit": 5})()
-    with pytest.raises(InvalidArgument, match="Invalid.rate_limit must be"):
+    with pytest.raises(InvalidArgument, match="rate_limit must be RateLimit"):
         key_of(invalid)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -76,7 +77,7 @@ class MemoryTransitions(RunTransitions):
         if row.status == "pending" and row.due_at == 0 and not row.blocked:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.arrival, row.run_id))
             if row.turn is not None:
-                turns = tables["turns"].setdefault((row.agent, row.priority), {})
+                turns, _ = tables["turns"].setdefault((row.agent, row.priority), ({}, []))
                 heapq.heappush(turns.setdefault(row.turn, []), (-row.priority, row.arrival, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
@@ -172,12 +173,15 @@ class MemoryTransitions(RunTransitions):
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         tables, found = self.tx.tables, list[tuple[str, int, str]]()
         for agent in want.agents or tuple(tables["ready"]):
-            turns: dict[str, Any] = tables["turns"].get((agent, priority), {})
-            for turn in sorted(turn for turn in turns if after is None or turn > after):
-                if heap := self._without_outdated(turns[turn]):
-                    found.append((turn, heap[0][1], heap[0][2]))
+            turns, in_order = tables["turns"].get((agent, priority), ({}, []))
+            if len(in_order) != len(turns):  # turns are new, or were restored by a rollback
+                in_order[:] = sorted(turns)
+            at = 0 if after is None else bisect_right(in_order, after)
+            while at < len(in_order):
+                if heap := self._without_outdated(turns[in_order[at]]):
+                    found.append((in_order[at], heap[0][1], heap[0][2]))
                     break
-                del turns[turn]  # a rollback needs no empty heap
+                self.tx.drop(turns, in_order.pop(at))
         return self.get(min(found)[2]) if found else None
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
