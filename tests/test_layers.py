@@ -81,6 +81,7 @@ ROWS: dict[str, list[str]] = {
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
         "records windows",
+        "rate_limits",
         "blocking_claims live_claims payload_fields transitions",
         "base",
         "redis_find sqlite_find",

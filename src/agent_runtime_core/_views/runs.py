@@ -25,6 +25,7 @@ from ..queue.records import (
     LIMITS,
     LIVE,
     QUESTION,
+    RATE_LIMITED,
     SCHEDULE,
     RunFilter,
     RunRow,
@@ -111,6 +112,8 @@ def waiting_words(row: RunRow) -> list[str]:
     if row.agent == SCHEDULE:
         return ["its next tick"]
     names = [each.name for each in open_questions(row)]
+    if row.reason == RATE_LIMITED:
+        return ["its rate limit"]
     return names or ([row.reason] if row.status == "waiting" and row.reason else [])
 
 

@@ -324,6 +324,8 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
     add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--concurrency-limit", type=positive_int, default=1, metavar="N",
+        help="how many runs with its concurrency key may execute at the same time (default: 1)")  # fmt: skip
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 

@@ -11,6 +11,7 @@ from .windows import CELLS, Window
 
 MOST_DELAYED = 100  # most runs that one claim delays; the next claim continues
 MOST_LEFT = 50  # most times that are left over for other runs
+RETRY = 0.01  # seconds until the next claim, if another transaction has the state of a limit
 STEP = 0.05  # seconds: times of delayed runs are multiples of this, so that workers wake at most 20 times a second
 
 
@@ -125,12 +126,14 @@ class Starts:
     def __init__(self, rows: _Rows, now: float) -> None:
         self._rows, self._now = rows, now
         self._lines: dict[str, _Line | None] = {}  # None: another transaction has it
+        self._waiting: set[str] = set()  # keys that another transaction has, and for which a run will wake a worker
         self.delayed = 0
 
     def next(self, row: RunRow) -> tuple[RunRow | None, float]:
         """Return the run that may start because `row` may be claimed, and the time at which it counts as started.
 
-        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed.
+        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed, or stays
+        ready because another transaction has the state of its limit.
 
         Args:
             row: A row that may be claimed.
@@ -144,7 +147,10 @@ class Starts:
             self._lines[rate.name] = _Line(rate, text) if is_free else None
         line = self._lines[rate.name]
         if line is None:
-            return self._delay(row, later(self._now + rate.per / rate.starts, rate.per))
+            if rate.name in self._waiting:  # stays ready: the claim for which the first run wakes a worker finds it
+                return None, self._now
+            self._waiting.add(rate.name)
+            return self._delay(row, self._now + RETRY)
         free = line.window.free_at(1, rate.starts, self._now)
         if free > self._now:
             return self._delay(row, line.due(row, rate, free))

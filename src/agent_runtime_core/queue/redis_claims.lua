@@ -177,15 +177,15 @@ end
 
 -- Returns the first run of an agent that a rate limit delays, with the changes of this commit.
 local function first_limited(rate, agent)
-  local key, from, there, first = P .. 'limited:' .. rate .. '\0' .. agent, 0, false, nil
+  local key, from, size, there, first = P .. 'limited:' .. rate .. '\0' .. agent, 0, 1, false, nil
   repeat
-    local page = call('ZRANGE', key, from, from + 7)
+    local page, last = call('ZRANGE', key, from, from + size - 1), size
     for _, member in ipairs(page) do
       local row = named(key, member, string.sub(member, 18))
       there = there or row and is_limited(row, rate, agent)
     end
-    from = from + 8
-  until there or #page < 8
+    from, size = from + size, 8  -- the first may be rows that this commit has claimed
+  until there or #page < last
   for _, known in pairs(tx.rows or {}) do
     local row = known and known.row
     if row and is_limited(row, rate, agent) and (not first or before(row, first)) then first = row end
@@ -329,14 +329,15 @@ local function next_turn(want, priority, after)
   end
   for _, agent in ipairs(want.agents) do
     wanted_agent[agent] = true
-    local key, from, seen = P .. 'turns:' .. agent .. '\0' .. priority, after and '(' .. after .. '\0\255' or '-', false
+    local key, size, seen = P .. 'turns:' .. agent .. '\0' .. priority, 1, false
+    local from, page, last = after and '(' .. after .. '\0\255' or '-', nil, nil
     repeat
-      local page = call('ZRANGEBYLEX', key, from, '+', 'LIMIT', 0, 8)
+      page, last, size = call('ZRANGEBYLEX', key, from, '+', 'LIMIT', 0, size), size, 8
       for _, member in ipairs(page) do
         seen = see(named(key, member, string.match(member, '%z%d+:(.*)$'))) or seen
         from = '(' .. member
       end
-    until seen or #page < 8
+    until seen or #page < last
   end
   for _, known in pairs(tx.rows or {}) do
     if known and known.dirty then see(known.row) end

@@ -367,7 +367,7 @@ class RunTransitions(ABC):
     def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
         """Return the first row by priority and `arrival` of an agent that a rate limit delays.
 
-        It has this `rate` and `agent`, the status "pending", the `reason` `RATE_LIMITED` and a `due_at` above 0.
+        It has this `rate` and `agent`, the status "pending", the `reason` "rate_limit" and a `due_at` above 0.
 
         Args:
             rate: `RunRow.rate`.

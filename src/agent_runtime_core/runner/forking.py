@@ -210,8 +210,9 @@ def _row(
     input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
     key, tenant = source.concurrency_key, source.tenant
     return backends.queue.new_row(
-        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant
-    )
+        new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant,
+        concurrency_limit=source.concurrency_limit,
+    ).with_values(rate=source.rate, turn=source.turn)  # fmt: skip
 
 
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:

@@ -453,6 +453,7 @@ class AgentRunner(RunClient):
         deadline: _dt.datetime | float | None = None,
         tenant: str | None = None,
         input: Mapping[str, Any] | None = None,
+        concurrency_limit: int = 1,
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
@@ -475,6 +476,7 @@ class AgentRunner(RunClient):
                 that of a stored run for this call. A run that cannot resume before it ends timed out at once.
             tenant: As in `submit`.
             input: The run's input.
+            concurrency_limit: As in `submit`.
 
         Returns:
             The result of the run.
@@ -508,6 +510,7 @@ class AgentRunner(RunClient):
         result = await self._execute_new(
             runtime, run_id, checked_input(input, params, input_data), recover, if_running, parent_run_id,
             await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
+            concurrency_limit=concurrency_limit,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
@@ -536,6 +539,7 @@ class AgentRunner(RunClient):
         self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
         if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
         *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
+        concurrency_limit: int = 1,
     ) -> RunResult:  # fmt: skip
         key = concurrency_key_of(concurrency_key, input_, parent)
         if key and isinstance(key, str):
@@ -543,6 +547,7 @@ class AgentRunner(RunClient):
         row = self.backends.queue.new_row(
             run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
             concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
+            concurrency_limit=concurrency_limit,
         )  # fmt: skip
         reopen, refused, refusals = True, "", 0
         while True:

@@ -118,6 +118,5 @@ CREATE INDEX runs_limited ON arc_runs (rate, agent, priority DESC, n)
 CREATE TABLE arc_shared (name {_TEXT} PRIMARY KEY, state {_TEXT})"""
 
 TABLES: Final = OperationSet(
-    "tables", {},
-    migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)), _SHARED),
-)  # fmt: skip
+    "tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)), _SHARED)
+)
