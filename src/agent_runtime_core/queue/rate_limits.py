@@ -132,8 +132,8 @@ class Starts:
     def next(self, row: RunRow) -> tuple[RunRow | None, float]:
         """Return the run that may start because `row` may be claimed, and the time at which it counts as started.
 
-        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed, or stays
-        ready because another transaction has the state of its limit.
+        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed, or
+        stays ready because another transaction has the state of its limit.
 
         Args:
             row: A row that may be claimed.
