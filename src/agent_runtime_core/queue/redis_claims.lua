@@ -393,7 +393,7 @@ local function claims(want)
     if want.delayed == delayed then break end
     limit = MOST_DELAYED
   end
-  if want.delayed >= MOST_DELAYED and #got < free then ring('work') end  -- others may be behind those that were delayed
+  if want.delayed >= MOST_DELAYED and #got < free then ring('work') end  -- others may follow them
   for name, line in pairs(want.lines or {}) do write('HSET', P .. 'shared', name, line_text(line)) end
   return got
 end

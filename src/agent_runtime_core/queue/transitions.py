@@ -552,7 +552,7 @@ class RunTransitions(ABC):
             if starts.delayed == delayed:
                 break
             limit = MOST_DELAYED
-        if starts.is_over and len(claimed) < len(want.tickets):  # other runs may be behind those that were delayed
+        if starts.is_over and len(claimed) < len(want.tickets):  # other runs may follow those that were delayed
             self.notify("work")
         starts.save()
         return claimed
