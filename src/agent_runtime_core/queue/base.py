@@ -244,13 +244,9 @@ class RunQueue(Backend):
         if isinstance(run_id, str) and run_id.startswith(SCHEDULED):
             raise must("run_id", f"not begin with {SCHEDULED!r}", run_id, "Runs of schedules are named so")
         uid, run_key = run_uuid(run_id, self.clock, owner)
-        RATE_LIMIT.check("rate_limit", rate_limit)
-        limit = checked_int("concurrency_limit", concurrency_limit)
-        if limit > MAX_CONCURRENCY:
-            raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", limit)
-        if not self.keeps_limits and (rate_limit is not None or limit > 1 or turn is not None):
-            name = "concurrency_limit" if limit > 1 else "turn" if rate_limit is None else "rate_limit"
-            raise NotSupported(f"{type(self).__name__} does not set keeps_limits, so it cannot keep a {name}")
+        rate = None
+        if rate_limit is not None or turn is not None or concurrency_limit != 1 or type(concurrency_limit) is not int:
+            rate = self._checked_limits(concurrency_limit, rate_limit, turn, agent, input, owner)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
         if self.redaction is not None:
@@ -274,10 +270,25 @@ class RunQueue(Backend):
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
-            concurrency_limit=limit,
-            turn=turn and checked_name("turn", turn),
-            rate=None if rate_limit is None else rate_limit.text(agent, input, owner),
+            concurrency_limit=concurrency_limit,
+            turn=turn,
+            rate=rate,
         )
+
+    def _checked_limits(
+        self, limit: int, rate_limit: RateLimit | None, turn: str | None, agent: str, input: Mapping[str, Any],
+        tenant: str,
+    ) -> str | None:  # fmt: skip
+        """Return the rate limit of a new run as its row stores it. Most runs have no limits and do not come here."""
+        RATE_LIMIT.check("rate_limit", rate_limit)
+        if checked_int("concurrency_limit", limit) > MAX_CONCURRENCY:
+            raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", limit)
+        if turn:
+            checked_name("turn", turn)
+        if not self.keeps_limits:
+            name = "concurrency_limit" if limit > 1 else "turn" if rate_limit is None else "rate_limit"
+            raise NotSupported(f"{type(self).__name__} does not set keeps_limits, so it cannot keep a {name}")
+        return None if rate_limit is None else rate_limit.text(agent, input, tenant)
 
     async def enqueue(
         self,

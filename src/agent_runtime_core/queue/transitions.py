@@ -535,23 +535,31 @@ class RunTransitions(ABC):
         Returns:
             The rows of the claimed runs.
         """
-        claimed, starts = list[RunRow](), Starts(self, want.wall)
+        found: list[RunRow] = []
         if not want.ready_only:
             for group in self.make_due_ready(want.wall):
                 self._release(*group)
-            fallen = self.expired_leases(want, len(want.tickets))
+            found = self.expired_leases(want, len(want.tickets))
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
-            self._start(fallen, want, claimed, starts)
+        if want.after_turn is not None:
+            return self._claim_limited(found, want)
+        if len(found) < len(want.tickets):
+            found = found + self.claimable(want, len(want.tickets) - len(found))
+        for row in found:
+            if row.rate is not None:
+                return self._claim_limited(found, want)
+        return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
+
+    def _claim_limited(self, rows: Sequence[RunRow], want: ClaimRequest) -> list[RunRow]:
+        """Claim these rows and other ready ones, as their rate limits and the turns of the worker allow."""
+        claimed, starts, delayed = list[RunRow](), Starts(self, want.wall), 0
+        self._start(rows, want, claimed, starts)
         if want.after_turn is not None:
             self._start_by_turns(want.after_turn, want, claimed, starts)
-        limit = len(want.tickets) - len(claimed)
-        while len(claimed) < len(want.tickets) and not starts.is_over:
+        while delayed < starts.delayed and len(claimed) < len(want.tickets) and not starts.is_over:
             delayed = starts.delayed
-            self._start(self.claimable(want, limit), want, claimed, starts)
-            if starts.delayed == delayed:
-                break
-            limit = MOST_DELAYED
+            self._start(self.claimable(want, MOST_DELAYED), want, claimed, starts)
         if starts.is_over and len(claimed) < len(want.tickets):  # other runs may follow those that were delayed
             self.notify("work")
         starts.save()

@@ -807,21 +807,16 @@ class AgentRunner(RunClient):
         options["concurrency_key"] = concurrency_key_of(
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )
-        agent = self.registry.get(key) if isinstance(agent_key, str) else agent_key
-        rate = self._rate_limit(agent) if options.get("rate_limit") is None else options["rate_limit"]
-        options["rate_limit"] = rate
-        turns = self.config.take_turns
-        options["turn"] = (turns(input) or "") if callable(turns) else turns and (options.get("tenant") or "")
+        if options.get("rate_limit") is None:
+            agent = self.registry.get(key) if isinstance(agent_key, str) else agent_key
+            own, limit = getattr(agent, "rate_limit", None), self.config.rate_limit
+            if own is None and limit is not None and limit.key is None:
+                limit = replace(limit, key=ALL_AGENTS)
+            options["rate_limit"] = limit if own is None else own
+        if (turns := self.config.take_turns) is not None:
+            options["turn"] = (turns(input) or "") if callable(turns) else options.get("tenant") or ""
         metadata = with_traceparent(options.pop("metadata", None), self.tracer, options.pop("traceparent", None))
         return self.queue.new_row(options.pop("run_id", None), key, input, metadata, **options)
-
-    def _rate_limit(self, agent: AgentRuntime | None) -> RateLimit | None:
-        """Return the rate limit of a new run whose caller has passed none."""
-        own: RateLimit | None = getattr(agent, "rate_limit", None)
-        limit = self.config.rate_limit
-        if own is not None or limit is None or limit.key is not None:
-            return limit if own is None else own
-        return replace(limit, key=ALL_AGENTS)
 
     async def insert_run(self, row: RunRow) -> tuple[RunRow, bool]:
         """Store a row of `new_run`. Return the stored row, and whether this call stored it."""
