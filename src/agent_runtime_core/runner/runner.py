@@ -808,8 +808,10 @@ class AgentRunner(RunClient):
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )
         if options.get("rate_limit") is None:
-            agent = self.registry.get(key) if isinstance(agent_key, str) else agent_key
-            own, limit = getattr(agent, "rate_limit", None), self.config.rate_limit
+            own = self.registry.rate_limits.get(key)
+            if not isinstance(agent_key, str):
+                own = getattr(agent_key, "rate_limit", None)
+            limit = self.config.rate_limit
             if own is None and limit is not None and limit.key is None:
                 limit = replace(limit, key=ALL_AGENTS)
             options["rate_limit"] = limit if own is None else own
