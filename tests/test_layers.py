@@ -234,7 +234,7 @@ BUDGET: dict[str, int] = {
     "__init__": 178,
     "agents": 128,
     "encryption": 90,
-    "registry": 129,
+    "registry": 130,
     "status": 68,
     "retry": 44,
     "__main__": 8,

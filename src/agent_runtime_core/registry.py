@@ -58,7 +58,8 @@ def key_of(runtime: AgentRuntime) -> str:
     for name in TIME_LIMITS:
         if (value := getattr(runtime, name, None)) is not None:
             TIME_LIMIT.check(f"{type(runtime).__name__}.{name}", value)
-    RATE_LIMIT.check(f"{type(runtime).__name__}.rate_limit", getattr(runtime, "rate_limit", None))
+    if (limit := getattr(runtime, "rate_limit", None)) is not None:
+        RATE_LIMIT.check(f"{type(runtime).__name__}.rate_limit", limit)
     return key
 
 
