@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_runtime_core.cli.help import SECTIONS
 from agent_runtime_core.cli.parser import parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
@@ -19,6 +20,9 @@ HEAD = """\
 `agent-runtime COMMAND …` is the command of this package, and `python -m agent_runtime_core COMMAND …` is the same.
 [Use the command line](../guide/command-line.md) shows the commands with their output.
 
+Without arguments, `agent-runtime` prints its commands.
+
+%s
 ## Exit codes
 
 | Code | When |
@@ -53,6 +57,16 @@ def commands(top: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str
             for name, each in action.choices.items():
                 below = list(commands(each, f"{path}{name} "))
                 yield from below or [(f"{path}{name}", each)]
+
+
+def contents(names: list[str]) -> str:
+    """Return a list of links to the commands, by section."""
+    lines = []
+    for title, firsts in SECTIONS.items():
+        shown = [name for first in firsts for name in names if name.partition(" ")[0] == first]
+        links = ", ".join(f"[{name}](#{name.replace(' ', '-')})" for name in shown)
+        lines.append(f"- {title[:1].upper()}{title[1:]}: {links}\n")
+    return "".join(lines)
 
 
 def name_of(action: argparse.Action) -> str:
@@ -93,7 +107,9 @@ def page() -> str:
     """Return the page."""
     found = list(commands(parser()))
     common = [each for each in found[0][1]._actions if set(each.option_strings) & set(COMMON)]
-    return "".join((HEAD, rows(common), DURATIONS, *(section(*each) for each in found)))
+    return "".join(
+        (HEAD % contents([name for name, _ in found]), rows(common), DURATIONS, *(section(*each) for each in found))
+    )
 
 
 if __name__ == "__main__":

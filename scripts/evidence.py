@@ -28,10 +28,10 @@ _HEADER = "| Promise | Limit |"
 _INTRO = """\
 # Evidence
 
-Each promise of [Guarantees](guarantees.md) has at least one test.
+At least one test proves each promise of [Guarantees](guarantees.md).
 `scripts/evidence.py` writes this page from `tests/evidence.toml`, and a test checks that every named test exists.
 
-To run one, pass it to pytest:
+To run a test, pass it to pytest:
 
 <!-- docs: skip-run the tests are in the repository -->
 ```bash
@@ -46,12 +46,12 @@ A case of the runner runs on SQLite by default, and `pytest -m all_backends` rep
 _LONG = """\
 ## Long test runs
 
-Some tests have a long form, which runs with `-m slow`: for example 300 kills instead of 9, or 8 processes instead of 4.
-The numbers below are those of one run of each command, in 0.6.0.
-With `-o log_cli=true --log-cli-level=INFO`, a test prints its own.
+Some tests exist in a long form, for `-m slow`: for example 300 kills instead of 9, or 8 processes instead of 4.
+The numbers below come from one run of each command, in 0.6.0.
+With `-o log_cli=true --log-cli-level=INFO`, a test prints its numbers.
 Times depend on the machine, and chance decides how often a kill hits a step in flight.
 The tests assert everything that must hold.
-Other long forms have no count as their result:
+Other long forms count nothing as their result:
 
 - 10,000 values for the codec
 - 2,000 runs against their limits

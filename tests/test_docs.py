@@ -386,6 +386,7 @@ def _plainly(hint: Any) -> str:
         bool: "bool",
         tuple: "tuple",
         dict: "dict",
+        queue.ContentFilter: "ContentFilter",
         type(None): "None",
     }
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
@@ -444,6 +445,14 @@ def test_the_migration_page_has_a_row_for_each_breaking_change() -> None:
     conditions = [row for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE) if row != "If"]
     assert len(conditions) == len(re.findall(r"^- ", breaking, re.MULTILINE))
     assert len(set(conditions)) == len(conditions)
+
+
+def test_each_breaking_change_begins_with_whom_it_concerns() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    entries = [each for part in text.split("\n### Breaking\n")[1:]
+               for each in re.findall(r"^- .*$", re.split(r"\n##", part)[0], re.MULTILINE)]  # fmt: skip
+    assert len(entries) > 50
+    assert [each for each in entries if not each.startswith("- If you")] == []
 
 
 def test_the_readme_has_the_commands_that_run_the_job_and_the_tests() -> None:
@@ -597,6 +606,11 @@ def test_a_skipped_block_is_compiled_and_not_run() -> None:
     assert "a" not in left
     with pytest.raises(SyntaxError):
         run_page("<!-- docs: skip-run needs a server -->\n```python\na = = 1\n```\n", "p")
+
+
+def test_a_function_of_a_page_can_call_code_in_c_that_imports() -> None:
+    page = "```python\nimport time\n\ndef day():\n    return time.strptime('7', '%d').tm_mday\n\na = day()\n```\n"
+    assert run_page(page, "p")["a"] == 7
 
 
 def test_setup_runs_in_the_namespace(tmp_path: Path) -> None:

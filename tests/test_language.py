@@ -23,6 +23,32 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "agent_runtime_core"
 #: Idioms in 1,000 words of docstrings and of pages, and comments with an idiom in 100, at most.
 DOCSTRING_LIMIT, PAGE_LIMIT, COMMENT_LIMIT = 0.5, 0.5, 1.5
+#: Wordings that a reader has to read twice, each with its pattern. The count of "has" includes the auxiliary.
+_AFTER_PRONOUN = (
+    "that|which|who|whose|with|without|is|was|are|has|had|does|did|can|cannot|must|may|will|in|on|for|from|to|before"
+    "|if|when|at(?! a time)|by(?! one)|after(?! (?:another|the other))"
+)
+_PARTICIPLE = (
+    r"(?:(?:not|never|already|just|since|only|all|both|yet|ever|no longer|also|then|been|had|\w+ly) )*"
+    r"(?:\w+ed|been|begun|become|built|brought|caught|chosen|come|cut|done|drawn|fallen|forgotten|found|given|gone|got"
+    r"|grown|had|heard|held|hidden|kept|known|left|lost|made|met|paid|put|read|run|said|seen|sent|set|shut|slept|spent"
+    r"|split|stood|sunk|taken|thrown|told|understood|woken|won|(?:over|re)?written|broken|rebuilt)\b"
+)
+WORDINGS = {
+    "a pronoun for a noun": (
+        r"\b(?:(?:those|that) of|ones|(?:an?|the) (?!one\b)[\w-]+ one"
+        r"|(?:this|that|another|which|each|every|any) one(?! of)"
+        rf"|(?<!\bby )one(?=[.,;:)?]| \|| (?:{_AFTER_PRONOUN})\b))\b"
+    ),
+    '"has"': r"\bhas\b",
+    '"has" and "have" as main verbs': rf"\b(?:has|have|had|having)\b(?! {_PARTICIPLE})",
+    '"of its own"': r"\bof (?:its|their|his|your|one's|our) own\b",
+    '"at once"': r"\bat once\b",
+    '", also"': r", also\b",
+}
+#: How often each of them may be in 1,000 words, in the order of `WORDINGS`.
+PAGE_CEILINGS = (0.5, 1, 1, 0.5, 0.5, 0.5)
+DOCSTRING_CEILINGS = (0.4, 1.1, 2, 0.1, 0.1, 0.1)
 #: What a comment is in the other languages of the library.
 COMMENTS = {".lua": r"--[^\n]*", ".js": r"(?<!:)//[^\n]*|/\*.*?\*/"}
 _NO_PROSE = ("# noqa", "# type:", "# fmt", "#!")
@@ -125,6 +151,48 @@ def test_pages_have_few_idioms() -> None:
         words += len(text.split())
         found[path.relative_to(REPOSITORY).as_posix()] += len(PHRASE.findall(text))
     assert 1000 * found.total() / words <= PAGE_LIMIT, found.most_common(30)
+
+
+def counted(wording: str, texts: Iterator[tuple[str, str]]) -> tuple[float, list[tuple[str, int]]]:
+    """Return how often a wording is in 1,000 words, and where it is most often."""
+    pattern = re.compile(WORDINGS[wording], re.IGNORECASE)
+    words, found = 0, Counter[str]()
+    for where, text in texts:
+        words += len(text.split())
+        found[where] += len(pattern.findall(text))
+    return 1000 * found.total() / words, found.most_common(20)
+
+
+@pytest.mark.parametrize(("wording", "ceiling"), list(zip(WORDINGS, PAGE_CEILINGS, strict=True)))
+def test_pages_repeat_the_noun_and_name_the_verb(wording: str, ceiling: float) -> None:
+    pages = (path for path in PAGES if "archive" not in path.parts)
+    texts = ((path.relative_to(REPOSITORY).as_posix(), prose(path.read_text("utf-8"))) for path in pages)
+    frequency, worst = counted(wording, texts)
+    assert frequency <= ceiling, worst
+
+
+@pytest.mark.parametrize(("wording", "ceiling"), list(zip(WORDINGS, DOCSTRING_CEILINGS, strict=True)))
+def test_docstrings_repeat_the_noun_and_name_the_verb(wording: str, ceiling: float) -> None:
+    frequency, worst = counted(wording, ((path, prose(each)) for path, text in modules() for each in docstrings(text)))
+    assert frequency <= ceiling, worst
+
+
+@pytest.mark.parametrize(
+    ("wording", "text", "count"),
+    [
+        ("a pronoun for a noun", "a new one, the one that waits, those of the run", 3),
+        ("a pronoun for a noun", "another one takes over\nthe old one\n| one |\nthat of its agent", 4),
+        ("a pronoun for a noun", "one run, one of the runs, one by one, one at a time, one after another", 0),
+        ('"has" and "have" as main verbs', "it has a name, they have no key, it had to wait", 3),
+        (
+            '"has" and "have" as main verbs',
+            "it has ended, has not yet been read, had already written, have finally run",
+            0,
+        ),
+    ],
+)
+def test_a_wording_is_found(wording: str, text: str, count: int) -> None:
+    assert len(re.findall(WORDINGS[wording], text)) == count
 
 
 def test_messages_have_no_idiom() -> None:

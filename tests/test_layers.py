@@ -80,6 +80,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "_engines.redis": ["script url", "connection safety_checks", "notifier pipeline", "engine"],
     "queue": [
+        "contents",
         "records windows",
         "rate_limits",
         "blocking_claims live_claims payload_fields transitions",
@@ -141,7 +142,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "runner": [
         "backends backpressure conversation_history run_watcher schedules settings signals",
-        "approvals completion_hooks forking heartbeat processes retention",
+        "approvals completion_hooks finding forking heartbeat processes retention",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
@@ -186,14 +187,15 @@ ROWS: dict[str, list[str]] = {
     ],
     "_views": [
         "plain problems",
-        "attempts events journal overview page queries",
+        "attempts events journal overview page queries reasons",
         "compare messages plan runs",
-        "export schedules timeline visibility",
+        "dashboard export schedules timeline visibility",
         "read_routes",
     ],
     "inspector": ["local_server script_bundle", "", "export"],
     "cli": [
         "app_loader arguments output store",
+        "consent help",
         "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
         "worker",
         "completion main serve",
@@ -204,18 +206,18 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9468,
-    "runner": 7909,
-    "_execution": 6046,
+    "runner": 8142,
+    "_execution": 6048,
     "persistence": 5901,
     "llm": 3946,
-    "_engines": 6133,
+    "_engines": 6132,
     "_core": 3334,
-    "turns": 2990,
-    "server": 3083,
-    "cli": 3225,
-    "integrations": 3042,
-    "queue": 3721,
-    "_views": 2357,
+    "turns": 2991,
+    "server": 3103,
+    "cli": 3382,
+    "integrations": 3044,
+    "queue": 3833,
+    "_views": 2718,
     "tools": 2244,
     "loop": 1708,
     "planning": 1542,
@@ -223,7 +225,7 @@ BUDGET: dict[str, int] = {
     "steps": 1150,
     "events": 1078,
     "inspector": 676,
-    "_journal": 915,
+    "_journal": 908,
     "state": 691,
     "limits": 371,
     "errors": 311,
@@ -239,7 +241,7 @@ BUDGET: dict[str, int] = {
     "retry": 44,
     "__main__": 8,
     "schema": 3,
-    "engines": 18,
+    "engines": 16,
 }
 SPARE = 25  # lines that a package may have less than its number
 LONGEST_MODULE, LONGEST_FUNCTION = 700, 60  # lines, without docstrings

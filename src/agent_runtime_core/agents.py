@@ -115,7 +115,7 @@ class ToolCallingAgent(AgentRuntime):
     output_type: Any = None
 
     def get_llm_client(self) -> LLMClient:
-        """Return the model client; by default the configured one, which all runs share."""
+        """Return the model client; by default the configured client, which all runs share."""
         return configured_client()
 
     if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class ToolCallingAgent(AgentRuntime):
     def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages to send, out of all messages.
 
-        If a tool call and its results are separated, the loop removes both, or sends both if the model has not seen
-        these results yet.
+        If a tool call and its results are separated, the loop removes both. If the model did not see the results yet,
+        the loop sends both instead.
 
         Args:
             messages: All messages of the loop.
@@ -228,7 +228,7 @@ class ToolCallingAgent(AgentRuntime):
         check_attributes(type(self), ToolCallingAgent)
 
     def _model_settings(self, ctx: RunContext) -> dict[str, Any]:
-        """Return the settings of this run's model calls. Those of the run replace those of the agent."""
+        """Return the settings of this run's model calls. Settings of the run replace settings of the agent."""
         return settings_of_agent(self, f"agent {brief(self.key)}") | settings_of_run(ctx.params)
 
     def _iterations(self) -> int:
@@ -254,7 +254,7 @@ class ToolCallingAgent(AgentRuntime):
 
     async def _result(self, ctx: RunContext, done: LoopResult) -> RunResult:
         response: Any = done.text
-        # A typed answer may be None. After a handoff the response is that of the other agent, of any type.
+        # A typed answer may be None. After a handoff the response comes from the other agent, and can be of any type.
         typed = self.output_type is not None and done.state is TurnState.YIELDING
         if typed or done.plain_output is not None:
             response = done.plain_output

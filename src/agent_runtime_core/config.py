@@ -83,8 +83,8 @@ class RuntimeConfig:
         redis_url: The server of the backends named "redis".
         sqlite_path: The file of the backends named "sqlite"; None means `agent_runtime.db`.
         durability: "full" survives a power loss, "normal" a crash of the process.
-        payload_codec: Encrypts contents before they are stored: an instance, such as `AESGCMCodec`, or the place of one
-            as "their_package.module:codec".
+        payload_codec: Encrypts contents before they are stored: an instance, such as `AESGCMCodec`, or the place of an
+            instance as "their_package.module:codec".
         redact: `redact(kind, value)` returns what logs, trace sinks and relays get: a function, or the place of one as
             "their_package.module:function". `kind` is "input", "result", "state", "event", "error", "message" or "log".
         redact_stored: Whether `redact` is called before values are stored too. The HTTP API, streams and the inspector
@@ -94,9 +94,9 @@ class RuntimeConfig:
         stall_timeout_seconds: Seconds after which an attempt that records nothing ends; None is no limit.
         heartbeat_interval_seconds: Seconds between two extensions of a lease. On Redis and PostgreSQL the default is
             10.
-        lease_ttl_seconds: Seconds after which another worker takes over the runs of a worker that has crashed. On Redis
-            and PostgreSQL the default is 30.
-        max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        lease_ttl_seconds: Seconds after which another worker takes over the runs of a crashed worker. On Redis and
+            PostgreSQL the default is 30.
+        max_retries: Failed attempts after which a run is `failed`, including the first attempt. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`.
         retry_backoff_base: The next attempt of a run starts after `retry_backoff_base ** attempt` seconds.
         retry_backoff_max: Longest delay before the next attempt of a run, in seconds.
@@ -179,15 +179,15 @@ class RuntimeConfig:
     def chosen(self, setting: str, backend: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the name and the options of a backend.
 
-        An explicit `backend` has priority over `backend_url`, and that over the setting named `setting`.
+        Priority: `backend`, then `backend_url`, then the setting named `setting`.
 
         Args:
             setting: The name of a `*_backend` setting.
-            backend: The name of a backend. None means the configured one.
+            backend: The name of a backend. None means the configured backend.
             options: The options of the caller for that backend.
 
         Raises:
-            InvalidArgument: `backend_url` has a scheme of an installed package, which opens all three backends
+            InvalidArgument: The scheme of `backend_url` belongs to an installed package, which opens all three backends
                 together.
         """
         if backend is None and self.backend_url is not None:
@@ -200,7 +200,7 @@ class RuntimeConfig:
         return name, self.placed(name, options)
 
     def redaction(self) -> Redaction | None:
-        """Return what calls the `redact` hook; None without one."""
+        """Return what calls the `redact` hook; None without a hook."""
         hook = self.redact
         if hook is None:
             return None
@@ -211,7 +211,7 @@ class RuntimeConfig:
         return cast("Redaction", by(hook))
 
     def codec(self) -> Any:
-        """Return the payload codec; None without one."""
+        """Return the payload codec; None without a codec."""
         codec = self.payload_codec
         if isinstance(codec, str):
             codec = load(codec)
@@ -486,7 +486,7 @@ def variable_of(name: str, environment: Mapping[str, str]) -> str | None:
 
 
 def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each unknown variable that looks like a misspelled one, with the variable that was probably meant.
+    """Yield each unknown variable that looks misspelled, with the variable that was probably meant.
 
     Other variables are ignored: Kubernetes sets AGENT_RUNTIME_PORT and more for a service with that name.
     """

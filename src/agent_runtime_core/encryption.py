@@ -40,13 +40,13 @@ class AESGCMCodec:
     bytes.
 
     Args:
-        keys: Keys of 32 bytes by their ids, the oldest first. An id has letters, digits, `-` and `_`. Contents can be
-            read while the key that encrypted them is here.
+        keys: Keys of 32 bytes by their ids, the oldest first. An id consists of letters, digits, `-` and `_`. Contents
+            can be read while the key that encrypted them is here.
         current: The id of the key that encrypts. None writes plain text and reads what is encrypted: the setting of all
-            processes before the first one encrypts.
+            processes before the first process encrypts.
         digest_key: The key of the digests of inputs and arguments. It must stay the same when `keys` change. None
-            derives it from the oldest of `keys`. Before you remove that key, pass the `digest_key` of a codec that has
-            it. Digests with a key that was derived from any of `keys` are recognized.
+            derives it from the oldest of `keys`. Before you remove that key, pass the `digest_key` of a codec with that
+            key. Digests with a key that was derived from any of `keys` are recognized.
         strict: Whether text that is not encrypted is refused. It is accepted by default, as it was stored before.
         searchable: Whether stores keep the words of documents unencrypted, so that they can be searched.
 
@@ -87,7 +87,7 @@ class AESGCMCodec:
         self._key_id = current
         #: Whether it encrypts, and does not only decrypt.
         self.encrypts: bool = current is not None
-        #: The id of the key from which the key of digests is derived. None: `digest_key` was passed.
+        #: The id of the key from which the key of digests is derived. None if `digest_key` was passed.
         self.digest_key_id: str | None = next(iter(keys)) if digest_key is None else None
         #: The key of digests. Pass it to a codec from which the oldest key is removed.
         derived = [hmac.digest(key, b"agent_runtime_core digests", hashlib.sha256) for key in keys.values()]
@@ -100,7 +100,7 @@ class AESGCMCodec:
         return f"AESGCMCodec(keys={sorted(self._ciphers)}, current={self._key_id!r})"
 
     def encode(self, text: str, *, context: str) -> str:
-        """Return the text, encrypted with the current key, if there is one.
+        """Return the text, encrypted with the current key, if any.
 
         Args:
             text: The text.

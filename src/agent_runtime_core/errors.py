@@ -283,7 +283,7 @@ class RunFailed(AgentRuntimeError):
 class LeaseLost(AgentRuntimeError):
     """The claim of a run is no longer valid; nothing was written.
 
-    Another worker has claimed the run, or the run has ended.
+    Another worker claimed the run, or the run is finished.
 
     Args:
         name: The run id as the caller wrote it.
@@ -309,11 +309,11 @@ class TaskNotHeld(AgentRuntimeError):
 
 
 class JournalMismatch(AgentRuntimeError):
-    """The code no longer matches the journal: `recorded` is what the journal has, `found` what the code does.
+    """The code no longer matches the journal: `recorded` is in the journal, `found` is what the code does.
 
     Args:
         message: The error message.
-        recorded: What the journal has, or None.
+        recorded: What the journal contains, or None.
         found: What the code does, or None.
     """
 
@@ -386,7 +386,7 @@ class StepExecutionError(AgentRuntimeError):
         self.error_type: str = ""
         self.error_args: tuple[Any, ...] = ()
         self.error_attributes: dict[str, Any] = {}
-        #: The description of the function's error, for the record of a step around this one.
+        #: The description of the function's error, for the record of a step around this step.
         self.recorded_cause: dict[str, Any] = {}
         super().__init__(f"step {step_name!r} failed after {attempts} attempt{'s' * (attempts != 1)}: {message}")
 
@@ -452,7 +452,7 @@ class LimitExceeded(AgentRuntimeError):
     Attributes:
         limit: The name of the limit in `RunLimits`.
         allowed: The value of the limit.
-        used: What the run has used, in the unit of the limit.
+        used: What the run used, in the unit of the limit.
         result: A `RunResult` with the output so far, or None.
 
     Examples:
@@ -491,7 +491,7 @@ class OutputMismatch(AgentRuntimeError):
 
 
 class AnswerRefused(OutputMismatch):
-    """The model refused to answer, or the provider blocked its answer; `text` has the words of the refusal."""
+    """The model refused to answer, or the provider blocked its answer; `text` contains the words of the refusal."""
 
 
 class UnknownPrice(AgentRuntimeError):
@@ -538,7 +538,7 @@ class ProviderError(AgentRuntimeError):
 
 
 class NotConfigured(ProviderError, ValueError):
-    """The client has no API key or no model, so it cannot send a request."""
+    """The client lacks an API key or a model, so it cannot send a request."""
 
 
 class AuthenticationFailed(ProviderError):
@@ -546,7 +546,7 @@ class AuthenticationFailed(ProviderError):
 
 
 class ModelNotFound(ProviderError):
-    """The provider has no such model."""
+    """The provider does not offer such a model."""
 
 
 class ContextOverflow(ProviderError):
@@ -608,7 +608,7 @@ class StorageBusy(StorageError, TimeoutError):
 
 
 class StorageFull(StorageError):
-    """The store has no space left; acknowledged writes are kept."""
+    """There is no space left in the store; acknowledged writes are kept."""
 
 
 class StorageCorrupt(StorageError):
@@ -644,7 +644,7 @@ class StorageOutdated(StorageError):
 
 
 class StorageMoved(StorageError):
-    """The store was moved to another one, or is not copied completely yet; nothing was written. Reads are possible.
+    """The store was moved to another store, or is not copied completely yet; nothing was written. Reads are possible.
 
     `to` names the other store. It is None for a store that is not copied completely.
 
@@ -659,7 +659,7 @@ class StorageMoved(StorageError):
 
 
 class UnsafeRedis(StorageError):
-    """The Redis settings would lose runs; nothing was written. `refused` has the unsafe settings by name.
+    """The Redis settings would lose runs; nothing was written. `refused` contains the unsafe settings by name.
 
     Args:
         message: The error message.
@@ -672,7 +672,7 @@ class UnsafeRedis(StorageError):
 
 
 class UnsafePostgres(StorageError):
-    """The PostgreSQL database would lose or mix up runs; nothing was written. `refused` has what is unsafe, by name.
+    """The PostgreSQL database would lose or mix up runs; nothing was written. `refused` lists what is unsafe, by name.
 
     Args:
         message: The error message.
@@ -689,7 +689,7 @@ class StorageClosed(StorageError):
 
 
 #: Which error of a group decides what the group means, in order of precedence. An error that forbids another attempt
-#: precedes one that allows it, and a failure precedes a deferral: the code has to be corrected in any case.
+#: precedes an error that allows it, and a failure precedes a deferral: the code has to be corrected in any case.
 _PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
     (KeyboardInterrupt, SystemExit),
     (LeaseLost,),
@@ -729,7 +729,7 @@ _STORAGE, _OTHER, _DEFERRED, _OUTAGE, _CANCELLED = range(_REFUSED + 1, _REFUSED 
 
 
 def _rank(error: BaseException) -> tuple[int, float]:
-    """Return the precedence of an error, and its order among errors with the same one; the least value decides."""
+    """Return the precedence of an error, and its order within equal precedence; the least value decides."""
     for precedence, kinds in enumerate(_PRECEDENCE):
         if isinstance(error, kinds):
             return precedence, 0.0
@@ -757,8 +757,8 @@ LONGEST = 16_384  # characters kept of an error message or a traceback, so that 
 def is_interrupt(error: BaseException) -> bool:
     """Return whether an error may be a Ctrl-C, which only the main thread receives.
 
-    A future may bring the main thread an error that another thread has raised: a frame of it is not below the main
-    thread's first frame. A coroutine that has ended does not know who called it.
+    A future may bring the main thread an error that another thread raised: a frame of it is not below the main thread's
+    first frame. A coroutine that ended does not know who called it.
     """
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
@@ -775,7 +775,7 @@ def _first(frame: FrameType) -> FrameType:
 
 @contextmanager
 def described() -> Iterator[None]:
-    """Suppress what the methods of a foreign class raise while it is described, also SystemExit, but no Ctrl-C."""
+    """Suppress what the methods of a foreign class raise while it is described, even SystemExit, but no Ctrl-C."""
     try:
         yield
     except BaseException as error:
@@ -792,7 +792,7 @@ def shortened(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's message, or its class name if it has none; for a group, also the errors inside it."""
+    """Return an error's message, or its class name without a message; for a group, also the errors inside it."""
     with described():
         text = shortened(str(error)) or type(error).__name__
         return text if not isinstance(error, BaseExceptionGroup) else shortened(f"{text}: {_contained(error)}")
@@ -800,7 +800,7 @@ def text_of(error: BaseException) -> str:
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:
-    """Return the errors of a group in order, with those of nested groups; for any other error, the error itself."""
+    """Return the errors of a group in order, including those inside groups; for any other error, the error itself."""
     found: list[BaseException] = []
     pending = [error]
     while pending:
@@ -832,7 +832,7 @@ def brief(value: object, most: int = 80) -> str:
 
 
 def brief_kind(value: object) -> str:
-    """Return a number as `brief` does, but only type and length of a text: a stored one may be of a user."""
+    """Return a number as `brief` does, but only type and length of a text: a stored text may be of a user."""
     if isinstance(value, str):
         return f"a string of {len(value):,} characters"
     if isinstance(value, bytes):

@@ -84,7 +84,7 @@ def describe(error: BaseException) -> ErrorInfo:
 
 @dataclass
 class RunResult:
-    """The outcome of a run. An agent returns one; the runner sets `status`, `run_id` and `run_key`.
+    """The outcome of a run. An agent returns a RunResult; the runner sets `status`, `run_id` and `run_key`.
 
         return RunResult(final_output={"response": "done"})
 
@@ -120,7 +120,7 @@ class RunResult:
             This result.
 
         Raises:
-            RunFailed: The run did not succeed; the message has the type and message of its error.
+            RunFailed: The run did not succeed; the message contains the type and message of its error.
 
         Examples:
             >>> from agent_runtime_core import RunFailed, RunResult, RunStatus
@@ -181,13 +181,13 @@ class LLMResponse:
 
     Attributes:
         message: The assistant message, in OpenAI's format.
-        usage: prompt_tokens (including cached ones), completion_tokens (including reasoning) and total_tokens; if the
-            provider reports them, also cached_tokens, cache_write_tokens, cache_write_1h_tokens, reasoning_tokens
-            and web_search_requests.
+        usage: prompt_tokens (including cached tokens), completion_tokens (including reasoning) and total_tokens; if the
+            provider reports them, also cached_tokens, cache_write_tokens, cache_write_1h_tokens, reasoning_tokens and
+            web_search_requests.
         model: The model that answered.
         finish_reason: Why the answer ended: "stop" or "tool_calls". An answer is not complete after "length"
-            (truncated), "refusal" (`message["refusal"]` has the words) and "content_filter" (blocked). Agent loops also
-            accept the spellings of providers, such as "MAX_TOKENS".
+            (truncated), "refusal" (`message["refusal"]` contains the words) and "content_filter" (blocked). Agent loops
+            also accept the spellings of providers, such as "MAX_TOKENS".
         raw_response: The response of the provider's package. It is not stored.
         cost_usd: The cost in USD, or None for a model without a price.
 
@@ -215,7 +215,7 @@ class LLMResponse:
 class LLMStreamChunk:
     """A part of a streamed answer.
 
-    Only the last chunk has `finish_reason`, `usage`, `tool_calls` and `response`.
+    Only the last chunk contains `finish_reason`, `usage`, `tool_calls` and `response`.
 
     Attributes:
         delta: Text to append to the answer.
@@ -270,7 +270,7 @@ class RunContext(Protocol):
 
     @property
     def scheduled_at(self) -> datetime | None:
-        """The time that a run of a schedule stands for, in UTC; None for other runs."""
+        """The time of the schedule's tick that started the run, in UTC; None for other runs."""
 
     @property
     def tool_registry(self) -> ToolRegistry:
@@ -282,7 +282,7 @@ class RunContext(Protocol):
 
     @property
     def attempt(self) -> int:
-        """The number of this run attempt, from 1; each failure or crash adds one."""
+        """The number of this run attempt, from 1; each failure or crash adds 1."""
 
     @property
     def traceparent(self) -> str | None:
@@ -301,13 +301,13 @@ class RunContext(Protocol):
 
     @property
     def idempotency_key(self) -> str | None:
-        """A key that is the same on every attempt of this step; pass it to services that accept one."""
+        """A key that is the same on every attempt of this step; pass it to services that accept a key."""
 
     @property
     def persistence(self) -> Any:
         """The run's PersistenceManager: in a run of a tenant, with only the tenant's data.
 
-        It rejects writes after the run has lost its lease.
+        It rejects writes after the run loses its lease.
         """
 
     def charge(
@@ -356,7 +356,7 @@ class RunContext(Protocol):
         """
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
-        """Save `state` (JSON) as the run's checkpoint, replacing the previous one.
+        """Save `state` (JSON) as the run's checkpoint, replacing the previous checkpoint.
 
         Args:
             state: A JSON-serializable dict. It replaces the last checkpoint.
@@ -414,7 +414,7 @@ class RunContext(Protocol):
             *args: Its arguments.
             key: Identifies the step instead of the number of its use. Steps of one name that run at the same time
                 need keys.
-            retries: Attempts after the first one.
+            retries: Attempts after the first attempt.
             retry_delay: Seconds before each retry.
             timeout: Seconds that one attempt may take, None for no limit. After them, a step with another `on_in_doubt`
                 than "retry" is in doubt.
@@ -432,7 +432,7 @@ class RunContext(Protocol):
             The result, as it is decoded from the journal.
 
         Raises:
-            JournalMismatch: The journal has another step in this position, or other arguments for this step with
+            JournalMismatch: The journal contains another step in this position, or other arguments for this step with
                 `on_changed_input="raise"`. Steps of one name that ran concurrently need keys.
             StepExecutionError: The step failed after its last attempt.
             StepInDoubt: The outcome of the step is unknown and `on_in_doubt` is "fail".
@@ -482,7 +482,7 @@ class RunContext(Protocol):
         Args:
             name: The name of the signal.
             timeout: Seconds to wait, or None for no limit.
-            key: Identifies the wait among others of the same name.
+            key: Distinguishes the wait from other waits of the same name.
 
         Returns:
             The payload.
@@ -522,7 +522,7 @@ class RunContext(Protocol):
             details: What the person needs to know, as JSON.
             schema: A JSON Schema that the answer must match.
             timeout: Seconds to wait, or None for no limit.
-            key: Identifies the wait among others of the same name.
+            key: Distinguishes the wait from other waits of the same name.
 
         Returns:
             The answer, which matches `schema`.
@@ -536,7 +536,7 @@ class RunContext(Protocol):
 
         Args:
             timeout: Seconds to wait for a first message, or None for no limit. 0 only looks.
-            key: Identifies the call among others.
+            key: Distinguishes the call from other calls.
         """
 
     async def call(
@@ -546,9 +546,9 @@ class RunContext(Protocol):
         """Run another agent as a child of this run, and return its result.
 
         Args:
-            agent: An agent, or the key of a registered one.
+            agent: An agent, or the key of a registered agent.
             input: The input of the child run.
-            key: Identifies the child among others of the same agent.
+            key: Distinguishes the child from other children of the same agent.
             params: Merged into the "params" of the input.
 
         Returns:
@@ -631,11 +631,11 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
                 return RunResult(final_output={"response": f"Hello, {name}!"})
 
     `key` identifies the agent in its registry. It may be a class attribute or a property. `run` may also be a plain
-    function with a `SyncRunContext`, whose calls block; it is called in a thread of its own.
+    function with a `SyncRunContext`, whose calls block; it is called in a separate thread.
 
     Attributes:
-        code_version: Names the code of this agent. A run is continued only by code of the version that began it. None:
-            by any code.
+        code_version: Names the code of this agent. A run is continued only by code of the version that began it. If
+            None, by any code.
         accepts_code_versions: Other versions whose runs this code continues.
         run_timeout_seconds: Time limit of an attempt in seconds, instead of the runner's, higher or lower;
             `float("inf")` is no limit.
@@ -717,7 +717,7 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
             """Execute one run.
 
             When the run is resumed, this method is called again from its beginning; completed steps return their saved
-            results. A plain `def run(self, ctx: SyncRunContext)` runs in a thread of its own.
+            results. A plain `def run(self, ctx: SyncRunContext)` runs in a separate thread.
 
             Args:
                 ctx: The context of the run.
@@ -791,7 +791,7 @@ class LLMClient(ABC):
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
-        """Yield the answer in chunks, as an async generator; the last one has the complete `response`.
+        """Yield the answer in chunks, as an async generator; the last chunk contains the complete `response`.
 
         Args:
             messages: The conversation.
@@ -804,7 +804,7 @@ class LLMClient(ABC):
         """
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
-        """Return one embedding vector for each text; NotSupported if the client has none.
+        """Return one embedding vector for each text; NotSupported if the client offers none.
 
         Args:
             texts: The texts.
@@ -816,7 +816,7 @@ class LLMClient(ABC):
         raise self._not_supported("embed")
 
     async def moderate(self, text: str, *, model: str | None = None) -> dict[str, Any]:
-        """Return the provider's moderation result for a text; NotSupported if the client has none.
+        """Return the provider's moderation result for a text; NotSupported if the client offers none.
 
         Args:
             text: The text.
@@ -851,8 +851,8 @@ def current_run() -> RunContext | None:
             rows = await ctx.step("query", query, sql)
 
     Code that gets no context as an argument finds it here, for example code that a framework calls. It is found in
-    steps and tools, in tasks that the run has started, and in the threads of plain functions and of
-    `asyncio.to_thread`. In a thread, call its coroutine functions with `portal.from_thread(ctx.step, ...)`.
+    steps and tools, in tasks that the run started, and in the threads of plain functions and of `asyncio.to_thread`. In
+    a thread, call its coroutine functions with `portal.from_thread(ctx.step, ...)`.
 
     Examples:
         >>> from agent_runtime_core import current_run
@@ -864,7 +864,7 @@ def current_run() -> RunContext | None:
 
 
 class TraceSink:
-    """Base class of trace sinks. Every method does nothing by default; override the ones you need.
+    """Base class of trace sinks. Every method does nothing by default; override the methods you need.
 
         class PrintSink(TraceSink):
             def log_event(self, run_id, event_type, payload):
@@ -897,7 +897,7 @@ class TraceSink:
     content: bool = True
 
     def start_run(self, run_id: UUID, metadata: dict[str, Any]) -> None:
-        """A process began to execute the run; `metadata` has `time` in seconds since 1970.
+        """A process began to execute the run; `metadata` contains `time` in seconds since 1970.
 
         Args:
             run_id: The run.
@@ -926,7 +926,7 @@ class TraceSink:
         """Send what is buffered; called when the tracer closes."""
 
     def activate(self, traceparent: str) -> AbstractContextManager[object] | None:
-        """Return a context manager that makes this span the current one, for code of the run.
+        """Return a context manager that makes this span the current span, for code of the run.
 
         Unlike the other methods, it is called by the run: around each execution and each attempt of a step.
 

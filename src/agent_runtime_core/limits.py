@@ -1,4 +1,4 @@
-"""The limits of a run, and what the run has used of them."""
+"""The limits of a run, and what the run used of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .errors import InvalidArgument, LimitExceeded
 
 __all__ = ["RateLimit", "RunLimits"]
 
-Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as one that can be cancelled
+Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as a wait that can be cancelled
 
 
 @partial(with_known_names, what="limit")
@@ -224,7 +224,7 @@ _USD: Final = re.compile(r"\d{1,15}(\.\d{1,30})?")
 
 
 class Budget:
-    """What a loop has used of its limits; with `outer`, also of the limits of its run. The usage of children counts."""
+    """What a loop used of its limits, and with `outer` of the limits of its run. The usage of children counts."""
 
     def __init__(
         self, limits: RunLimits, outer: Budget | None = None, *, overrides: Mapping[str, Any] | None = None
@@ -234,7 +234,7 @@ class Budget:
         limits = dataclasses.replace(limits, **self.overrides) if self.overrides else limits
         self.limits: RunLimits = limits
         self.outer: Budget | None = outer
-        #: The stricter of these limits and those of `outer`.
+        #: The stricter of these limits and the limits of `outer`.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
         #: Whether no limit applies.
         self.unlimited: bool = self.strictest == NO_LIMITS
@@ -254,7 +254,7 @@ class Budget:
         self.reserved_cost: float = 0.0
         self.reserved_calls: int = 0
         self.reserved_turns: int = 0
-        self._active_calls: set[asyncio.Future[None]] = set()  # each is done when an active call or child has ended
+        self._active_calls: set[asyncio.Future[None]] = set()  # each is done when an active call or child ends
         self.usage: dict[str, Any] = {}
         self._warned = False
 
@@ -387,7 +387,7 @@ class Budget:
             each._count(usage, tokens, usd)
 
     def add_counted(self, usage: Mapping[str, Any]) -> None:
-        """Count in this budget alone a usage that the budget around it has counted."""
+        """Count in this budget alone a usage that the budget around it already counted."""
         if usage:
             self._count(usage, tokens_of(usage), usd_of(usage.get("cost_usd")))
             self._add_estimates(usage)
@@ -432,7 +432,7 @@ class Budget:
         self.reserved_calls += sign * (given.max_tool_calls or 0)
 
     def return_unused(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
-        """Release the reservation of a child that has ended, and count what it used."""
+        """Release the reservation of a child that ended, and count what it used."""
         for each in self._chain:
             each._reserve(given, -1)
         calls = usage.get("tool_calls")
@@ -485,7 +485,7 @@ class Budget:
     ) -> AsyncIterator[None]:
         """Reserve the budget of one model call that runs concurrently with others.
 
-        Until the call has ended, its `reserve` counts as used, and with `turn` the call counts as a turn.
+        Until the call ends, its `reserve` counts as used, and with `turn` the call counts as a turn.
 
         Args:
             reserve: Upper bounds of the call, as `reservation_of` returns them, or None.

@@ -47,7 +47,7 @@ class RunStatus(str, Enum):  # noqa: UP042 (like the other public enums)
     Attributes:
         PENDING: The run waits for a worker.
         RUNNING: The run is executing, or waits.
-        COMPLETED: The run has succeeded.
+        COMPLETED: The run succeeded.
         FAILED: The run failed, timed out, was cancelled or is dead.
     """
 
@@ -85,9 +85,9 @@ class RunResponse:
     Attributes:
         run_id: The id of the run.
         status: The status.
-        steps: One dict for each step attempt that has ended: {"step_number", "tool_name", "tool_input", "result",
+        steps: One dict for each step attempt that ended: {"step_number", "tool_name", "tool_input", "result",
             "attempt"}. `result` is {"success", "output", "error"}.
-        result: The result of the last step, or a list if the plan has several last steps.
+        result: The result of the last step, or a list if the plan ends with several steps.
         error: Why the run failed, or None.
         created_at: When the run was stored.
         updated_at: When the run last changed.
@@ -120,7 +120,7 @@ class OrchestratorSettings:
         backoff_base: Seconds before the first retry; each further delay is twice as long.
         max_concurrency: Steps of a run that execute at the same time.
         concurrent_runs: Runs of this process that execute at the same time.
-        on_long_plan: What happens to a plan with more than `max_steps` steps: "cut" executes the first ones, "fail"
+        on_long_plan: What happens to a plan with more than `max_steps` steps: "cut" executes the first steps, "fail"
             none.
 
     Raises:
@@ -179,10 +179,10 @@ class Orchestrator:
         planner: Makes a plan from a prompt.
         tool_registry: The tools of plans; by default a CalculatorTool and a TodoStoreTool.
         settings: `OrchestratorSettings`, or a dict of their fields.
-        runner: The runner; by default a new one on the configured backends.
+        runner: The runner; by default a new runner on the configured backends.
         client: The model client for the llm_call steps of plans.
         key: The agent key of the runs.
-        work: Whether this process executes the runs. With False, a worker that has registered `agent` executes them.
+        work: Whether this process executes the runs. With False, a worker that registered `agent` executes them.
 
     Examples:
         >>> import asyncio
@@ -219,7 +219,7 @@ class Orchestrator:
         self.runner: AgentRunner = _configured_runner() if runner is None else runner
         self._worker: AgentRunner | None = None
         self._working: asyncio.Task[None] | None = None
-        #: The runs by id that this object has returned, as they were then; the latest 100. `get_run` reads the store.
+        #: The runs by id that this object returned, as they were then; the latest 100. `get_run` reads the store.
         self.runs: dict[str, RunResponse] = {}
 
     @property
@@ -247,7 +247,7 @@ class Orchestrator:
         max_steps: int = 10,
         idempotency_key: str | None = None,
     ) -> RunResponse:
-        """Store a run and return it at once; it is executed in the background.
+        """Store a run and return it immediately; it is executed in the background.
 
         Args:
             request: The request, or None to pass `prompt` and `max_steps`.
@@ -293,23 +293,23 @@ class Orchestrator:
             run_id: The id of the run.
 
         Raises:
-            RunNotFound: The orchestrator has no run with that id (also a ValueError and a KeyError).
+            RunNotFound: The orchestrator does not know a run with that id (also a ValueError and a KeyError).
         """
         return await self._response(await self._info(run_id))
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResponse:
-        """Wait until a run has ended, and return it.
+        """Wait until a run is finished, and return it.
 
         Args:
             run_id: The id of the run.
             timeout: Seconds to wait, or None for no limit.
 
         Returns:
-            The run, which has ended.
+            The finished run.
 
         Raises:
-            TimeoutError: The run has not ended in time.
-            RunNotFound: The orchestrator has no run with that id.
+            TimeoutError: The run did not finish in time.
+            RunNotFound: The orchestrator does not know a run with that id.
         """
         if self._working is not None:
             self._work()  # restart it if its event loop is closed

@@ -1,9 +1,9 @@
 """Call async code from threads without an event loop.
 
 `call(async_fn, *args)` runs a coroutine function on the event loop of a dedicated thread and waits for the result. It
-works in any thread, also in one that runs an event loop, as in Jupyter. `iterate` does the same for an async generator.
-`from_thread` calls back into the event loop from a function that runs in a worker thread. All threads are daemon
-threads, so they do not keep the process alive.
+works in any thread, even in a thread that runs an event loop, as in Jupyter. `iterate` does the same for an async
+generator. `from_thread` calls back into the event loop from a function that runs in a worker thread. All threads are
+daemon threads, so they do not keep the process alive.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Portal:
                 thread = threading.Thread(target=self._run, args=(loop,), name="agent-runtime-portal", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the process has no more threads
+                except RuntimeError:  # no more threads in this process
                     loop.close()
                     raise
                 self._loop = loop
@@ -56,7 +56,7 @@ class _Portal:
 
     @property
     def current(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if a call has created it."""
+        """The loop, if a call already created it."""
         return self._loop
 
     @staticmethod
@@ -90,7 +90,7 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `fn(*args, **kwargs)` on the portal's event loop and wait for its result.
 
     If a signal handler raises during the call, as Ctrl-C does, the call is cancelled, and the error is raised when the
-    call has ended.
+    call ends.
 
         result = portal.call(runner.execute, agent, {"messages": []})
 
@@ -314,7 +314,7 @@ class _Call(Future[Any]):
 def run_and_wait(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
     future = _Call()
     try:
-        # Inside `try`: a signal handler may raise after the call has started.
+        # Inside `try`: a signal handler may raise after the start of the call.
         _start(future, loop, fn, args, kwargs)
         return _wait_for(future)
     except BaseException:  # of the call, or of a signal handler in this thread
@@ -327,7 +327,7 @@ def _wait_for(future: _Call) -> Any:
 
     A Ctrl-C just before the wait does not interrupt the lock, so the thread wakes every `LOOK_UP` seconds.
     """
-    # Not future.result(LOOK_UP): its TimeoutError could be one that a signal handler raised.
+    # Not future.result(LOOK_UP): its TimeoutError could come from a signal handler.
     while not future.settled.wait(LOOK_UP):
         pass
     return future.result()
@@ -375,7 +375,7 @@ def _schedule(schedule: Callable[[], object]) -> None:
 
 
 def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the call, and wait up to 10 seconds until it has ended."""
+    """Cancel the call, and wait up to 10 seconds until it ends."""
     if future.done():
         return
 
@@ -384,5 +384,5 @@ def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _cancel(future: _Call) -> None:
-    # Without a task the call has not started, and a cancelled future prevents it.
+    # Without a task the call was not started, and a cancelled future prevents it.
     (future if future.task is None else future.task).cancel()

@@ -36,8 +36,8 @@ def key_of(runtime: AgentRuntime) -> str:
     """Return the key of an agent.
 
     Raises:
-        InvalidArgument: It is not an agent, or one of its time limits is invalid.
-        UnknownSetting: It has an attribute that was meant to be a setting.
+        InvalidArgument: It is not an agent, or a time limit of it is invalid.
+        UnknownSetting: It defines an attribute that was meant to be a setting.
     """
     if runtime is None:
         fix = "get_runtime(key) returns None for a key that is not registered"
@@ -51,7 +51,7 @@ def key_of(runtime: AgentRuntime) -> str:
         raise must(f"{type(runtime).__name__}.key", "be a non-empty string", key)
     if not callable(getattr(runtime, "run", None)):
         raise must("agent", "have a method run(ctx)", Shown(f"{type_name(type(runtime))} without one"))
-    check = getattr(runtime, "_check_attributes", None)  # an agent of another base class has none
+    check = getattr(runtime, "_check_attributes", None)  # an agent of another base class lacks it
     if callable(check):
         check()
     check_code_versions(runtime)
@@ -113,7 +113,7 @@ class Registry:
         Raises:
             InvalidArgument: The argument is not an agent, a time limit is invalid, or the key belongs to an agent of
                 another class.
-            UnknownSetting: The agent has an attribute that was meant to be a setting, such as `max_token`.
+            UnknownSetting: The agent defines an attribute that was meant to be a setting, such as `max_token`.
 
         Examples:
             >>> from agent_runtime_core import AgentRuntime, RunResult
@@ -159,7 +159,7 @@ class Registry:
         return entry.agent if entry else None
 
     def time_limits(self, runtime: AgentRuntime | None) -> dict[str, Any]:
-        """Return the time limits that this agent has instead of its runner's, by the name of the setting.
+        """Return the time limits that this agent uses instead of its runner's, by the name of the setting.
 
         The arguments of `register` have priority over the attributes of the agent.
 
@@ -178,7 +178,7 @@ class Registry:
         return list(self._agents)
 
     def unregister(self, key: str) -> bool:
-        """Remove an agent; return False if no agent has that key.
+        """Remove an agent; return False if there is no agent with that key.
 
         Args:
             key: The key of the agent.
@@ -274,7 +274,7 @@ def list_runtimes() -> list[str]:
 
 
 def unregister_runtime(key: str) -> bool:
-    """Remove an agent from the default registry; return False if no agent has that key.
+    """Remove an agent from the default registry; return False if there is no agent with that key.
 
     Args:
         key: The key of the agent.

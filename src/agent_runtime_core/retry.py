@@ -53,7 +53,7 @@ class Backoff:
 
     Args:
         base: Seconds after the first failure.
-        factor: How much longer each delay is than the one before; 1 or more.
+        factor: How much longer each delay is than the delay before; 1 or more.
         maximum: The longest delay, in seconds.
         jitter: "full" or "none".
 

@@ -15,10 +15,10 @@ class RunStatus(StrEnum):
     """Status of a run. The value of a member is its name in lower case.
 
     Attributes:
-        PENDING: The run is stored and waits for a worker, also between attempts and while it is deferred.
+        PENDING: The run is stored and waits for a worker, including between attempts and while it is deferred.
         RUNNING: A worker executes the run.
-        WAITING: The run is parked until a timer, a signal, an approval or a child run. No process has a claim.
-        SUCCEEDED: The run has finished with a result.
+        WAITING: The run is parked until a timer, a signal, an approval or a child run. No process claims it.
+        SUCCEEDED: The run finished with a result.
         FAILED: The last attempt of the run failed, or its error allows no other attempt.
         CANCELLED: The run was stopped by a request.
         TIMED_OUT: An attempt took too long or stalled, the deadline passed, or the run did not start in time.
@@ -46,9 +46,9 @@ class StepStatus(str, Enum):  # noqa: UP042
     """Status of a step. The value of a member is its name in lower case.
 
     Attributes:
-        PENDING: The step has not started.
+        PENDING: The step is not started.
         RUNNING: The step is executing.
-        COMPLETED: The step has a saved result.
+        COMPLETED: The result of the step is saved.
         FAILED: The step failed after its last attempt.
         SKIPPED: The step was not executed.
         CANCELLED: The step was cancelled.
@@ -124,7 +124,7 @@ def check(old: RunStatus | str, new: RunStatus | str, *, reopen: bool = False) -
         reopen: Whether the change is an explicit call, such as `resume`.
 
     Raises:
-        IllegalTransition: The table has no such transition, or it needs an explicit call.
+        IllegalTransition: There is no such transition in the table, or it needs an explicit call.
 
     Examples:
         >>> from agent_runtime_core.status import check

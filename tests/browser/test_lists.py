@@ -239,8 +239,9 @@ def test_an_answer_that_comes_too_late_is_explained(idle: Served, open_page: Ope
     guard.allow("status of 409")
     page = open_page(idle.ready["sign_in"])
     visit(page, "approvals")
-    question = page.get_by_role("article").filter(has_text="discount-1002")
-    question.get_by_role("button", name="Approve").click()
+    question = page.get_by_role("row").filter(has_text="discount-1002")
+    question.get_by_role("button").click()
+    page.get_by_role("complementary").get_by_role("button", name="Approve").click()
     asked = next(each for each in read_json(idle, "approvals")["items"] if each["key"] == "discount-1002")
     body = {"answer": False, "request_id": asked["request_id"]}
     post(idle, f"runs/discount-1002/approvals/{quote(asked['name'], safe='')}", body)

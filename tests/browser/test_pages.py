@@ -9,12 +9,24 @@ import pytest
 from tests.browser.conftest import AGENTS, Guard, OpenPage, Scheme, axe_findings, read_json, sideways, visit
 from tests.server.conftest import Served
 
-PARTS = ("timeline", "events", "messages", "plan", "journal")
+PARTS = ("timeline", "trace", "events", "messages", "plan", "journal")
 RUNS = (
     "refund-1004", "chat-3", "report-november", "digest", "parse-prices", "payment-in-doubt", "payment-resumed",
     "trainer-1", "too-long", "cancelled-1", "edit-catalogue", "ticker-200", "import-nightly", "warehouse-2",
 )  # fmt: skip
-LISTS = ("runs", "approvals", "queue", "schedules", "dead", "usage", "agents", "about", "no-such-page")
+LISTS = (
+    "runs",
+    "dashboard",
+    "approvals",
+    "queue",
+    "workers",
+    "schedules",
+    "dead",
+    "usage",
+    "agents",
+    "about",
+    "no-such-page",
+)
 PATHS = [*[(name,) for name in LISTS], ("runs", "no-such-run"), ("compare", "report-november", "report-november-fork")]
 
 

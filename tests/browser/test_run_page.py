@@ -74,6 +74,7 @@ def test_the_timeline_follows_a_live_run(served: Served, open_page: OpenPage) ->
 def test_an_approval_is_answered_with_the_form_of_its_schema(served: Served, open_page: OpenPage) -> None:
     page = open_page(served.ready["sign_in"])
     visit(page, "runs", "refund-1004")
+    page.get_by_role("heading", name="refund", exact=True).click()
     form = page.get_by_role("form", name="Answer refund")
     form.get_by_label("partial", exact=True).check()
     form.get_by_label(re.compile("^Amount")).fill("40.5")
@@ -95,7 +96,7 @@ def test_an_approval_is_answered_with_the_form_of_its_schema(served: Served, ope
 def test_a_step_in_doubt_is_decided(served: Served, open_page: OpenPage) -> None:
     page = open_page(served.ready["sign_in"])
     visit(page, "runs", "payment-in-doubt")
-    expect(page.get_by_role("heading", name="Did the step “charge” take effect?")).to_be_visible()
+    page.get_by_role("heading", name="Did the step “charge” take effect?").click()
     row = page.get_by_role("link", name=re.compile("^charge, "))
     expect(row).to_have_accessible_name(re.compile("in doubt"))
     form = page.get_by_role("form", name=re.compile("charge"))
@@ -155,7 +156,7 @@ def test_a_run_is_forked_and_compared(served: Served, open_page: OpenPage) -> No
     dialog = in_dialog(page, "Compare")
     dialog.get_by_role("button", name="Compare", exact=True).click()
     expect(page).to_have_url(re.compile("#/compare/"))
-    expect(page.get_by_role("region", name="First run")).to_contain_text('"factor": 3')
+    expect(page.get_by_role("region", name="Input")).to_contain_text('"factor": 3')
     expect(page.locator("main")).to_contain_text("total")
     expect(page.locator("main")).to_contain_text("changed")
     assert axe_findings(page) == []

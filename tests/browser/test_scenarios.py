@@ -75,8 +75,9 @@ def test_the_counts_are_those_of_the_store_and_back_leads_back(idle: Served, ope
 def test_an_approval_is_answered_among_those_of_all_runs(idle: Served, open_page: OpenPage) -> None:
     page = open_page(idle.ready["sign_in"])
     visit(page, "approvals")
-    card = page.get_by_role("article").filter(has_text="discount-1002")
-    card.get_by_role("button", name="Decline").click()
+    card = page.get_by_role("row").filter(has_text="discount-1002")
+    card.get_by_role("button").click()
+    page.get_by_role("complementary").get_by_role("button", name="Decline").click()
     page.get_by_role("dialog").get_by_role("button", name="Decline").click()
     expect(page.get_by_role("status")).to_contain_text("Answered")
     expect(card).to_have_count(0)

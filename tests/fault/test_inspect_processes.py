@@ -77,7 +77,7 @@ def test_a_store_that_cannot_be_read_is_an_error_of_one_line(store: Path, tmp_pa
         (tmp_path / "text.db", "is not a readable database"),
         (tmp_path / "other.db", "path must be a store of this library"),
         (store, "schema has version 99"),
-        ("memory://", "the store must not be in memory"),
+        ("memory://", "other processes cannot see the runs of a store in memory"),
         (None, "store must be a file or a URL"),
     ):
         command = [sys.executable, "-m", "agent_runtime_core", "inspect", *([] if path is None else [str(path)])]

@@ -82,6 +82,7 @@ def calls_of(models: Any, ids: dict[str, str], step_id: str) -> dict[str, list[C
         "read_queue": [(200, {})],
         "list_workers": [(200, {})],
         "list_agents": [(200, {})],
+        "read_dashboard": [(200, {"window": models.ReadDashboardWindow.WEEK})],
         "read_usage": [(200, {"by": models.ReadUsageBy.DAY, "since": 0.0})],
         "list_approvals": [(200, {"agent": "asking", **LISTED})],
         "list_runs": [(200, {"state": [states.SUCCEEDED, states.FAILED], **LISTED})],

@@ -21,13 +21,14 @@ from tests.support.local_client import LocalClient, inspecting
 #: They depend on the time of the request, on the process, or on what the server may do.
 DIFFERENT = {
     "age_seconds", "duration_seconds", "oldest_pending_seconds", "request_id", "live", "scopes", "read_only",
-    "durability", "signed_in", "since", "until", "streams",
+    "durability", "signed_in", "since", "until", "streams", "at",
 }  # fmt: skip
 
 UNLIMITED = ServerSettings(request_burst=100_000)
 LISTS = (
     "about", "queue", "workers", "agents", "schedules", "schedules?limit=1", "schedules?tenant=acme", "schedules/daily",
-    "health", "health/live", "health/ready", "usage", "usage?by=model", "usage?by=day",
+    "health", "health/live", "health/ready", "usage", "usage?by=model", "usage?by=tenant", "usage?by=day",
+    "dashboard?window=week",
     "usage?since=2020-01-01T00:00:00Z&until=2030-01-01T00:00:00Z", "approvals", "approvals?limit=1",
     "approvals?agent=support", "runs", "runs?limit=3", "runs?state=failed&state=retrying&state=in_doubt",
     "runs?q=order",     "runs?state=waiting&agent=order", "runs?conversation=6f1d1f9e-52a7-4a6e-9d3f-0c5f3f3c1a01",

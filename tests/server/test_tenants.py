@@ -40,7 +40,7 @@ API = "/api/v1"
 SECRET = "the secret of the owner"
 UNKNOWN = str(UUID(int=1))
 TALK = "6f1d1f9e-52a7-4a6e-9d3f-0c5f3f3c1a01"
-DIFFERENT = {"request_id", "age_seconds", "oldest_pending_seconds", "since", "until"}
+DIFFERENT = {"request_id", "age_seconds", "oldest_pending_seconds", "since", "until", "at"}
 
 
 async def _asks(ctx: Any) -> Any:
@@ -192,7 +192,8 @@ def _lists(named: Named) -> dict[tuple[str, str], list[dict[str, Any]]]:
         ("GET", "/queue"): [{}],
         ("GET", "/workers"): [{}],
         ("GET", "/agents"): [{}],
-        ("GET", "/usage"): [{}, {"params": {"by": "model"}}, {"params": {"by": "day", "since": 1}}],
+        ("GET", "/dashboard"): [{}, {"params": {"window": "week"}}],
+        ("GET", "/usage"): [{}, *({"params": {"by": by, "since": 1}} for by in ("tenant", "model", "day"))],
         ("GET", "/about"): [{}],
         ("POST", "/dead/requeue"): dead,
         ("POST", "/dead/discard"): dead,
@@ -285,7 +286,7 @@ async def test_lists_and_totals_are_those_of_an_empty_store(
         assert body["done"] == []
         assert {each["why"] for each in body["failed"]} == {"No run has this id."}
     assert found == empty
-    assert found["GET /runs 0"][2] == {"items": [], "next": None}
+    assert found["GET /runs 0"][2] == {"items": [], "next": None, "note": None}
     assert found["GET /workers 0"][0] == 403
     assert _stored(tmp_path / "runs.db") == before
     async with client_of(app, "ben") as ben:
@@ -501,7 +502,7 @@ async def test_both_limits_of_a_caller_apply(runner: AgentRunner) -> None:
     async with client_of(create_app(runner, authenticate=lambda _: caller)) as client:
         listed = (await client.get(f"{API}/runs")).json()["items"]
         assert [(each["tenant"], each["key"]) for each in listed] == [("anna", "u")]
-        for path in ("queue", "usage", "workers"):
+        for path in ("queue", "usage", "dashboard", "workers"):
             assert (await client.get(f"{API}/{path}")).status_code == 403
 
 
@@ -632,7 +633,15 @@ async def _peaks(tmp_path: Path, size: int) -> dict[str, int]:
     app = create_app(runner, authenticate=_who, settings=ServerSettings(request_burst=100_000))
     peaks = {}
     async with runner, client_of(app, "ben") as ben:
-        for path in ("runs?limit=200", "runs?limit=200&agent=asks", "approvals", "queue", "usage", "agents"):
+        for path in (
+            "runs?limit=200",
+            "runs?limit=200&agent=asks",
+            "approvals",
+            "queue",
+            "usage",
+            "dashboard",
+            "agents",
+        ):
             await ben.get(f"{API}/{path}")
             tracemalloc.start()
             assert (await ben.get(f"{API}/{path}")).status_code == 200

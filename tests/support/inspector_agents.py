@@ -321,6 +321,32 @@ async def _live(ctx: Any) -> Any:
     return "done"
 
 
+async def _writer(ctx: Any) -> RunResult:
+    """Streams the beginning of an answer, then waits: it can be seen while it is written, without any timing."""
+    for piece in ("## Draft\n\nThe **first** ", "part of <b>the</b> answer"):
+        await ctx.emit("assistant.delta", {"delta": piece})
+    await ctx.wait_for_signal("finish")
+    answer = {"role": "assistant", "content": "## Draft\n\nThe **whole** answer."}
+    return RunResult({"response": "written"}, final_messages=[*ctx.input_messages, answer])
+
+
+async def _refund_order(ctx: Any) -> Any:
+    """Asks a person whether to pay an order back."""
+    if not await ctx.approve("refund", {"order": ctx.params["order"], "amount": 20.0}):
+        return "declined"
+    return await ctx.step("pay", refund, ctx.params["order"])
+
+
+async def _buyer(ctx: Any) -> Any:
+    """Charges what its input says."""
+
+    async def buy() -> str:
+        ctx.charge(model="demo-1", input_tokens=100, output_tokens=10, cost_usd=float(ctx.params["cost"]))
+        return "bought"
+
+    return await ctx.step("buy", buy)
+
+
 class _FixedPlanner(BasePlanner):
     async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
         await work(1.8)
@@ -344,6 +370,8 @@ CODED: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
     "editor": (_editor, "Writes a text and has it translated."), "payment": (_payment, "Charges a card."),
     "trainer": (_crash, "Loads a model that is too large."), "waiter": (_long_wait, "Waits for too long."),
     "ticker": (_ticker, "Emits events."), "live": (_live, "Works slowly, to be watched."),
+    "writer": (_writer, "Streams an answer."), "refunds": (_refund_order, "Pays orders back."),
+    "buyer": (_buyer, "Buys."),
 }  # fmt: skip
 
 

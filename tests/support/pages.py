@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import contextlib
 import io
 import os
@@ -180,6 +181,9 @@ def run_page(text: str, where: str, root: Path = ROOT, **servers: str) -> dict[s
         The namespace of the Python blocks.
     """
     main = ModuleType("__main__")
+    # As every module has it. Code in C that imports a module, such as `time.strptime`, looks for it in the namespace of
+    # the function that called it, and raises KeyError.
+    vars(main)["__builtins__"] = builtins
     before, sys.modules["__main__"] = sys.modules["__main__"], main
     port = free_port()
     shell = Shell(Path.cwd(), port)

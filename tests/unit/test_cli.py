@@ -186,7 +186,7 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
     lines = out.splitlines()
     assert (code, err, len(lines)) == (0, "", 6)
     assert lines[0].split() == [
-        "RUN_ID", "RUN_KEY", "AGENT_KEY", "STATUS", "ATTEMPT", "CREATED_AT", "ENDED_AT", "REASON",
+        "RUN_ID", "RUN_KEY", "AGENT_KEY", "STATUS", "ATTEMPT", "CREATED_AT", "ENDED_AT", "REASON", "WHY",
     ]  # fmt: skip
     assert [line.split()[1] for line in lines[1:]] == ["good", "bad", "poison", "toxic", "queued"]
 
@@ -202,6 +202,30 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
     assert keys("--agent", "bad") == ["bad"]
     assert keys("--limit", "2") == ["toxic", "queued"], "the last ones"
     assert keys("--agent", "stranger") == []
+
+
+def test_runs_are_found_by_their_contents_and_sorted(run: Run, url: str, tmp_path: Path) -> None:
+    def keys(*options: str) -> list[str]:
+        code, out, _ = run("runs", "--url", url, "--json", *options)
+        assert code == 0
+        return [each["run_key"] for each in json.loads(out)]
+
+    assert run("submit", "good", "--run-id", "tagged", "--tag", "a", "--tag", "b", "--url", url)[0] == 0
+    assert keys("--tag", "b") == ["tagged"]
+    assert keys("--search", "AFTER 1 attempt", "--since", "365d") == ["bad"]
+    assert keys("--error-type", "StepExecutionError") == ["bad"]
+    assert keys("--metadata", "k=v") == []
+    assert keys("--min-attempts", "1000") == []
+    assert keys("--code-version", "v1") == []
+    assert keys("--sort", "age")[-1] == "tagged"
+    assert keys("--parent", "tagged") == []
+    code, out, err = run("runs", "--search", "nothing has this text", "--url", url)
+    assert (code, out.splitlines()[1:]) == (0, [])
+    assert err.startswith("agent-runtime: Only runs since ")
+    assert "tags              a, b\n" in run("show", "tagged", "--url", url)[1]
+    code, _, err = run("runs", "--metadata", "k", "--url", url)
+    assert code == 2
+    assert "--metadata: must be KEY=VALUE, got 'k'" in err
 
 
 def test_more_runs_than_a_page_are_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +275,14 @@ def test_json_has_the_names_and_values_of_the_api(run: Run, url: str) -> None:
     for run_key in ("good", "bad", "queued"):
         info = dataclasses.asdict(on(url, lambda runner: runner.get_run(run_key)))  # noqa: B023
         told = json.loads(run("show", run_key, "--json", "--url", url)[1])
-        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for", "questions"}
+        assert set(told) - set(info) == {"error", "usage", "steps", "waiting_for", "questions", "why"}
         assert {name: told[name] for name in info} == {
             name: None if (name, value) == ("reason", "") else as_json(value) for name, value in info.items()
         }
         listed = json.loads(run("runs", "--json", "--url", url)[1])
         [row] = [each for each in listed if each["run_key"] == run_key]
         assert set(info) - set(row) == {"input", "metadata"}
-        assert set(row) <= set(info)
+        assert set(row) - set(info) == {"why"}
     told = json.loads(run("show", "good", "--events", "--json", "--url", url)[1])
     assert set(told["events"][0]) == {"sequence", "event_type", "payload", "timestamp"}
     assert set(told["steps"][0]) == {
@@ -411,7 +435,8 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
 
     for verb in ("signal", "approve"):
-        over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and accepts no messages\n")
+        what = "signal" if verb == "signal" else "answer"
+        over = (1, "", f"agent-runtime: run 'asks' has finished (succeeded), so it accepts no {what}\n")
         assert run(verb, "asks", "go", "--url", parked) == over
         missing = "run 'nix' not found. The newest run is 'asks'."
         assert run(verb, "nix", "go", "--url", parked)[::2] == (1, f"agent-runtime: {missing}\n")
@@ -459,7 +484,7 @@ def test_a_message_is_sent_to_an_agent(run: Run, url: str) -> None:
     code, out, err = run("send", "reads", "three", "--url", url)
     assert (code, out) == (1, "")
     assert err == (
-        "agent-runtime: run 'reads' has succeeded and accepts no messages. "
+        "agent-runtime: run 'reads' has succeeded, so it accepts no messages. "
         "Start a new run: runner.submit('reader', {'messages': [...]})\n"
     )
     assert run("send", "nix", "text", "--url", url)[0] == 1
@@ -509,9 +534,11 @@ def test_a_run_is_forked(run: Run, url: str) -> None:
 
 def test_old_runs_are_deleted(run: Run, url: str) -> None:
     assert run("vacuum", "--retention", "failed=3600", "--url", url) == (0, "0 runs deleted\n", "")
+    would = run("vacuum", "--retention", "failed=0", "--dry-run", "--url", url)
+    assert would == (0, "1 run would be deleted\n", "")
     assert run("vacuum", "--retention", "failed=0", "--url", url) == (0, "1 run deleted\n", "")
     code, out, _ = run("vacuum", "--retention", "dead=0", "--retention", "succeeded=1e9", "--json", "--url", url)
-    assert (code, json.loads(out)) == (0, {"deleted": 2})
+    assert (code, json.loads(out)) == (0, {"deleted": 2, "dry_run": False})
     assert statuses(url) == {"good": "succeeded", "queued": "pending"}
 
 
@@ -610,10 +637,14 @@ def test_ids_that_are_not_there_or_not_dead_are_told_and_the_others_done(verb: s
 @pytest.mark.parametrize(("verb", "left"), [("requeue", {"poison": "pending", "toxic": "pending"}), ("discard", {})])
 def test_all_dead_letters_at_once(verb: str, left: dict[str, str], run: Run, url: str) -> None:
     before = statuses(url)
-    code, out, _ = run("dead", verb, "--all", "--url", url)
+    yes = ["--yes"] if verb == "discard" else []
+    would = f"2 runs would be {verb}{'d' if verb == 'requeue' else 'ed'}\n"
+    assert run("dead", verb, "--all", "--dry-run", "--url", url) == (0, would, "")
+    assert statuses(url) == before
+    code, out, _ = run("dead", verb, "--all", *yes, "--url", url)
     assert (code, out.split()[:2]) == (0, ["2", "runs"])
     assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
-    assert run("dead", verb, "--all", "--url", url)[1].split()[0] == "0"
+    assert run("dead", verb, "--all", *yes, "--url", url)[1].split()[0] == "0"
     assert run("dead", verb, "--url", url)[0] == 2
     assert run("dead", verb, "--all", "bad", "--url", url)[0] == 2
     assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
@@ -655,9 +686,8 @@ def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
 def test_nothing_is_looked_for_in_memory(command: list[str], options: list[str], run: Run) -> None:
     code, out, err = run(*command, *options)
     assert (code, out) == (2, "")
-    assert err.startswith(
-        "agent-runtime: the store must not be in memory, where other processes cannot see its runs. Use --url"
-    )
+    problem = "other processes cannot see the runs of a store in memory" if options else "no store was named"
+    assert err == f"agent-runtime: {problem}. Pass --url agents.db, or set AGENT_RUNTIME_BACKEND_URL\n"
 
 
 # -- workers: what is worked for
@@ -699,9 +729,12 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:broken", "() failed: LookupError: no such thing"),
         ("{m}:later", "must be a sync function"),
         ("{m}:inner", "must not store runs in memory"),
-        ("torn:x", "torn cannot be imported: SyntaxError"),
-        ("program:x", 'Move that line under if __name__ == "__main__":'),
-        ("script:x", 'Move that line under if __name__ == "__main__":'),
+        ("torn:x", "module 'torn' cannot be imported: SyntaxError"),
+        (
+            "program:x",
+            "module 'program' runs a program when it is imported (asyncio.run). Move that line under `if __na",
+        ),
+        ("script:x", "module 'script' runs a program when it is imported (sys.exit). Move that line under `if __na"),
         ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
 )
@@ -732,8 +765,8 @@ def test_a_worker_on_a_server_that_is_not_there_says_so(module: str, run: Run) -
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--url", "memory://"], "the store must not be in memory"),
-        ([], "the store must not be in memory"),
+        (["--url", "memory://"], "other processes cannot see the runs of a store in memory"),
+        ([], "no store was named. Pass --url"),
         (["--url", "http://me:secret@host/0"], "'http://***@host/0'"),
         (["--url", "torn.py"], "torn.py is not a readable database"),
         (["--url", "no/such/runs.db"], "no/such"),
@@ -891,8 +924,8 @@ def test_a_run_that_failed_takes_no_answer(run: Run, url: str) -> None:
         code, _, err = run("approve", "bad", "plan", *options, "--url", url)
         assert (code, err) == (
             1,
-            "agent-runtime: run 'bad' has finished (failed) and accepts no messages. To continue it, use agent-runtime "
-            "resume bad\n",
+            "agent-runtime: run 'bad' has finished (failed), so it accepts no answer. To continue it, use "
+            "agent-runtime resume bad\n",
         )
 
 

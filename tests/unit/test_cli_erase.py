@@ -76,9 +76,9 @@ def test_the_counts_of_each_target(run: Commands) -> None:
     ):
         for _ in range(2):
             assert run("erase", *options, "--dry-run") == (0, f"would erase:\n{counts}", "")
-        assert run("erase", *options) == (0, f"erased:\n{counts}", "")
+        assert run("erase", *options, "--yes") == (0, f"erased:\n{counts}", "")
         said = "agent-runtime: run 'a' not found. What named it is erased. Check its name, and its --tenant\n"
-        assert run("erase", *options) == (0, f"erased:\n{NOTHING}", said if options[0] == "--run" else "")
+        assert run("erase", *options, "--yes") == (0, f"erased:\n{NOTHING}", said if options[0] == "--run" else "")
     assert run.json("runs") == []
 
 
@@ -94,14 +94,14 @@ def test_the_store_may_be_named_first(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_live_runs_are_refused_until_they_are_to_be_cancelled(run: Commands) -> None:
     url = run.url
     filled(url, ("waits", "a", None), ("waits", "b", None), ("pays", "c", None))
-    code, out, said = run("erase", "--run", "a", "--run", "c")
+    code, out, said = run("erase", "--run", "a", "--run", "c", "--yes")
     assert (code, out) == (2, "")
     assert said == (
         "agent-runtime: 1 run has not finished and cannot be erased: 'a'. Wait, or cancel them with cancel=True "
         "(--cancel)\n"
     )
     assert len(run.json("runs")) == 3
-    found = run.json("erase", "--run", "a", "--run", "c", "--cancel")
+    found = run.json("erase", "--run", "a", "--run", "c", "--cancel", "--yes")
     assert (found["runs"], found["live"], found["audited"]) == (2, 1, True)
     assert [each["run_key"] for each in run.json("runs")] == ["b"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
+import os
 import re
 import runpy
 import shlex
@@ -16,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.cli.arguments import point_in_time, retention, seconds_in
+from agent_runtime_core.cli.help import SECTIONS, Parser
 from agent_runtime_core.cli.main import main
-from agent_runtime_core.cli.parser import Parser, parsed, parser
+from agent_runtime_core.cli.parser import parsed, parser
 from tests.support.cases import for_each
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,15 +35,16 @@ def walked(command: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[s
 
 
 PARSERS = dict(walked(parser()))
-COMMANDS = {name: each for name, each in PARSERS.items() if each.get_default("command")}
+GROUPS = {name for each in PARSERS for name in (each.rpartition(" ")[0],)}  # those with commands below them
+COMMANDS = {name: each for name, each in PARSERS.items() if name not in GROUPS}
 
 
 def test_the_parser_has_the_commands() -> None:
     assert set(COMMANDS) == {
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
-        "carry-over", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored", "copy", "erase",
-        "reencrypt", "workers", "migrate",
+        "carry-over", "help", "version", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored",
+        "copy", "erase", "reencrypt", "workers", "migrate",
         "tenant set", "schedule list", "schedule show", "schedule put", "schedule pause", "schedule resume",
         "schedule run", "schedule delete", "schedule next",
     }  # fmt: skip
@@ -93,6 +97,79 @@ def test_the_help_of_the_whole_command_tells_the_exit_codes() -> None:
     assert re.findall(r"^  (\d+) ", parser().epilog or "", re.MULTILINE) == ["0", "1", "2", "130"]
 
 
+def test_each_command_is_in_one_section_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [name for section in SECTIONS.values() for name in section]
+    assert sorted(names) == sorted({name.partition(" ")[0] for name in COMMANDS})
+    lines = parser().format_help().splitlines()
+    actions = [each for each in parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    for each in actions[0]._choices_actions:
+        assert lines.count(f"  {each.dest:<13}  {each.help}") == 1
+    assert [line for line in lines if line.endswith(":") and line[:-1] in SECTIONS] == [f"{name}:" for name in SECTIONS]
+
+
+@for_each("columns", [74, 80, 120, 200])
+def test_help_wraps_at_the_width_of_the_terminal(columns: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        for name, each in PARSERS.items():
+            text = each.format_help()
+            assert [line for line in text.splitlines() if len(line) > columns] == [], name
+            joined = re.sub(r" \\\n +", " ", text)  # as a shell reads them
+            assert [example for example in examples(each) if f"\n  agent-runtime {example}\n" not in joined] == []
+
+
+def test_help_in_a_pipe_has_80_columns(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent_runtime_core", "serve", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment["PYTHONPATH"] = str(REPOSITORY / "src")
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path).stdout
+    assert 70 < max(map(len, out.splitlines())) <= 80
+
+
+@for_each("name", GROUPS)
+def test_without_a_command_the_help_is_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (name.split(), ["help", *name.split()]):
+        assert main(words) == 0
+        assert capsys.readouterr() == (PARSERS[name].format_help(), "")
+
+
+@for_each("name", COMMANDS)
+def test_help_and_the_option_print_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *name.split()]) == 0
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main([*name.split(), "--help"])
+    assert (end.value.code, capsys.readouterr().out) == (0, shown)
+    assert main(["help", *name.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)  # secrets of URLs are replaced there, also in an example
+    assert (found["command"], found["help"].splitlines()[0]) == (name, shown.splitlines()[0])
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == shown
+    assert main(["version", "--json"]) == 0
+    assert f"agent-runtime {json.loads(capsys.readouterr().out)['version']}\n" == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["shwo"], "unknown command 'shwo'. Did you mean 'show'? List the commands with: agent-runtime help"),
+        (["dead", "requeu"], "unknown command 'requeu'. Did you mean 'requeue'?"),
+        (["show", "order-7"], "unknown command 'order-7'."),
+    ],
+)
+def test_help_for_an_unknown_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, said in err) == ("", True)
+
+
 def test_help_imports_no_runner() -> None:
     code = (
         "import sys\nfrom agent_runtime_core.cli.main import main\n"
@@ -117,13 +194,16 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["shwo"], "argument COMMAND: unknown command 'shwo'. Did you mean 'show'?"),
-        (["dead", "requeu"], "argument COMMAND: unknown command 'requeu'. Did you mean 'requeue'?"),
+        (["shwo"], "agent-runtime: unknown command 'shwo'. Did you mean 'show'? (see agent-runtime --help)"),
+        (
+            ["dead", "requeu"],
+            "agent-runtime dead: unknown command 'requeu'. Did you mean 'requeue'? (see agent-runtime dead -",
+        ),
         (
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 28 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 30 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

@@ -167,8 +167,8 @@ def test_documents_in_files_are_named_by_their_url(tmp_path: Path, store: str, r
     ("arguments", "said"),
     [
         (["none.db"], "agent-runtime: store 'none.db' not found. Check the path"),
-        ([], "agent-runtime: the store must not be in memory"),
-        (["memory://"], "agent-runtime: the store must not be in memory"),
+        ([], "agent-runtime: no store was named. Pass --url"),
+        (["memory://"], "agent-runtime: other processes cannot see the runs of a store in memory"),
     ],
 )
 def test_a_store_must_be_there(arguments: list[str], said: str, store: str, run: Commands) -> None:

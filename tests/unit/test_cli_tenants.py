@@ -199,8 +199,8 @@ def test_dead_runs_are_listed_and_requeued_by_tenant(run: Commands) -> None:
     assert "zenith" in run("dead", "list", *of_failed)[1]
     assert run("dead", "requeue", "job", *of_failed)[0] == 2
     assert run("dead", "requeue", "job", *of_failed, "--tenant", "acme")[:2] == (0, "1 run requeued\n")
-    assert run("dead", "discard", "--all", *of_failed, "--tenant", "acme")[1] == "0 runs discarded\n"
-    assert run("dead", "discard", "--all", *of_failed, "--tenant", "zenith")[1] == "1 run discarded\n"
+    assert run("dead", "discard", "--all", "--yes", *of_failed, "--tenant", "acme")[1] == "0 runs discarded\n"
+    assert run("dead", "discard", "--all", "--yes", *of_failed, "--tenant", "zenith")[1] == "1 run discarded\n"
 
 
 @pytest.mark.parametrize("tenant", ["acme", None])
@@ -392,7 +392,7 @@ def test_runs_are_moved_between_tenants_only_if_that_is_said(run: Commands) -> N
 def test_without_a_filter_it_asks(run: Commands) -> None:
     filled(run.url, ("doer", "a", None))
     code, _, err = run("tenant", "set", "acme")
-    assert (code, "--yes" in err) == (2, True)
+    assert (code, "Add --yes to give 1 run without a tenant to tenant 'acme'" in err) == (2, True)
     assert {each.tenant for each in rows(run.url)} == {""}
 
 
@@ -412,7 +412,7 @@ async def test_a_person_is_asked(tmp_path: Path, answer: str, code: int, tenant:
     os.close(slave)
     assert process.stderr is not None
     question = await asyncio.wait_for(process.stderr.readuntil(b"[y/N] "), 60)
-    assert question == b"Give all runs without a tenant to tenant 'acme'? [y/N] "
+    assert question == b"Give 1 run without a tenant to tenant 'acme'? [y/N] "
     os.write(master, answer.encode() if answer == "\x03" else f"{answer}\n".encode())
     assert await asyncio.wait_for(process.wait(), 60) == code
     os.close(master)

@@ -265,7 +265,7 @@ async def test_a_closed_runner_takes_no_run_in_memory_either() -> None:
     await runner.close()
     asked: list[Callable[[], Any]] = [lambda: runner.submit("a"), lambda: runner.execute("a"), runner.run_once]
     for ask in asked:
-        with pytest.raises(errors.StorageClosed, match=r"this runner was closed\. Create another one"):
+        with pytest.raises(errors.StorageClosed, match=r"this runner was closed\. Create another runner"):
             await ask()
     await runner.close()
 

@@ -22,7 +22,7 @@ TEXTS = {name: path.read_text("utf-8") for name, path in FILES.items()}
 SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
 OURS = {name: text for name, text in TEXTS.items() if not name.startswith("vendor/")}
 #: Of the whole page, in bytes: as it is in the wheel, and the sum of its compressed files.
-MOST_BYTES, MOST_COMPRESSED, MOST_VENDORED = 211_000, 78_500, 20_000  # of them 12,500 are licenses
+MOST_BYTES, MOST_COMPRESSED, MOST_VENDORED = 280_000, 110_000, 20_000  # of them 12,500 are licenses
 MOST_LINES = 400
 #: How text becomes markup or code, or a style that the policy of the page forbids.
 FORBIDDEN = {

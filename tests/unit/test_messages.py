@@ -444,7 +444,7 @@ OF_RUNNERS: list[Triggered] = [
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.submit("hello", {}, delay=-1)),
-        "delay must be a number of seconds of at least 0 and below 1e+11, got -1.",
+        "delay must be from 0 to 100,000,000,000 seconds, got -1.",
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.submit("hello", {}, metadata=3)), "metadata must be a dict, got 3."
@@ -473,11 +473,11 @@ OF_RUNNERS: list[Triggered] = [
     Triggered(lambda: on_runner(lambda runner: runner.runs(limit=0)), "limit must be an integer of at least 1, got 0."),
     Triggered(
         lambda: on_runner(lambda runner: runner.runs(since=-1)),
-        "since must be a number of seconds of at least 0 and below 1e+11, got -1.",
+        "since must be from 0 to 100,000,000,000 seconds, got -1.",
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.wait("nope", timeout=-1)),
-        "timeout must be a number of seconds of at least 0 and below 1e+11, got -1.",
+        "timeout must be from 0 to 100,000,000,000 seconds, got -1.",
     ),
     Triggered(
         lambda: on_runner(lambda runner: runner.signal("nope", "")), "signal name must be a non-empty string, got ''."
@@ -586,16 +586,14 @@ OF_CONTEXTS: list[Triggered] = [
     ),
     Triggered(lambda: in_run(lambda ctx: ctx.emit("mine", 3)), "payload must be a dict, got an int."),
     Triggered(lambda: in_run(lambda ctx: ctx.checkpoint(3)), "state must be a dict, got 3."),
-    Triggered(
-        lambda: in_run(lambda ctx: ctx.sleep(-1)), "seconds must be a number of at least 0 and below 1e+11, got -1."
-    ),
+    Triggered(lambda: in_run(lambda ctx: ctx.sleep(-1)), "seconds must be from 0 to 100,000,000,000 seconds, got -1."),
     Triggered(
         lambda: in_run(lambda ctx: ctx.wait_for_signal("", timeout=1)),
         "signal name must be a non-empty string, got ''.",
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.wait_for_signal("go", timeout=-1)),
-        "timeout must be a number of seconds of at least 0, or None, got -1.",
+        "timeout must be from 0 to 100,000,000,000 seconds, or None, got -1.",
     ),
     Triggered(lambda: in_run(lambda ctx: ctx.call(3, {})), "agent must be an agent or an agent key, got 3."),
     Triggered(lambda: in_run(lambda ctx: StepExecutor(ctx).run([3])), "steps must be Step objects, got 3."),
@@ -675,7 +673,7 @@ STATES: list[Triggered] = [
     Triggered(
         lambda: on_runner(lambda runner: runner.send("done", "hi")),
         (
-            "run 'done' has succeeded and accepts no messages. Start a new run: runner.submit('hello', "
+            "run 'done' has succeeded, so it accepts no messages. Start a new run: runner.submit('hello', "
             "{'messages': [...]})"
         ),
         about="'done'",
@@ -713,15 +711,15 @@ STATES: list[Triggered] = [
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.submit("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: after_close(lambda runner: runner.execute("hello")),
-        "this runner was closed. Create another one",
+        "this runner was closed. Create another runner",
         about="this runner",
-        fix="Create another one",
+        fix="Create another runner",
     ),
     Triggered(
         lambda: in_run(lambda ctx: ctx.transaction("t", plain)),

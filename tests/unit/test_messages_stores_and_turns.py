@@ -394,7 +394,7 @@ SETTINGS = [
     Triggered(pack(""), "helper/pack.toml: name must be set, got no name. Add name = 'helper'"),
     Triggered(
         pack("name = 'other'\n"),
-        "helper/pack.toml: name must be that of its folder 'helper', got 'other'. Rename one of the two.",
+        "helper/pack.toml: name must be the name of its folder 'helper', got 'other'. Rename one of the two.",
     ),
     Triggered(
         pack("name = 'helper'\n[memory]\nhistory_tokens = 0\n"),

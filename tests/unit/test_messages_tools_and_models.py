@@ -251,7 +251,7 @@ CASES = [
     ),
     Triggered(lambda: failed(CalculatorTool().execute("add", 1)), "add must have both numbers, got a=1, b=None."),
     Triggered(lambda: failed(TodoStoreTool().execute("get", todo_id="9")), "unknown to-do '9'. None exist."),
-    Triggered(lambda: failed(TodoStoreTool().execute("add")), "text must be that of the new to-do, got None."),
+    Triggered(lambda: failed(TodoStoreTool().execute("add")), "text must be the text of the new to-do, got None."),
     # -- answers of models
     Triggered(
         lambda: problem(Output({"type": "array", "minItems": 2}), "[1]"),

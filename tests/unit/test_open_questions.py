@@ -428,7 +428,7 @@ async def test_a_question_of_an_older_release_can_be_answered(kind: str, tmp_pat
         [event] = [e for e in await runner.event_bus.get_events(run_id) if e.event_type == "approval.requested"]
         with pytest.raises(InvalidArgument, match="must match the schema"):
             await runner.approve(run_id, "pay", True)
-        with pytest.raises(InvalidArgument, match="be that of an approval"):
+        with pytest.raises(InvalidArgument, match="be the id of an approval"):
             await runner.approve(run_id, "pay", {"ok": 1}, request_id="x")
         # The older release gave this id to each answer, and a later one with the same id was dropped.
         await runner.queue.post(run_id, "signal", "pay", '{"ok":1}', answer_id(event.payload["request_id"]))

@@ -264,7 +264,7 @@ def test_values_are_texts_or_numbers() -> None:
     ("text", "message"),
     [
         ("", "helper/pack.toml: name must be set, got no name. Add name = 'helper'"),
-        ("name = 'other'", "helper/pack.toml: name must be that of its folder 'helper', got 'other'"),
+        ("name = 'other'", "helper/pack.toml: name must be the name of its folder 'helper', got 'other'"),
         ("name = '../x'", r"helper/pack.toml: name must be .*, got '../x'"),
         (
             "name = 'helper'\ntemprature = 1",

@@ -203,7 +203,7 @@ async def test_a_finished_run_accepts_no_message() -> None:
         with pytest.raises(IllegalTransition) as refused:
             await rig.runner.send("r", "late")
         assert str(refused.value) == (
-            "run 'r' has succeeded and accepts no messages. Start a new run of its conversation: "
+            "run 'r' has succeeded, so it accepts no messages. Start a new run of its conversation: "
             "runner.submit('script', {'messages': [...], 'conversation_id': 'room 7'})"
         )
         assert await rig.runner.send("r", "early", message_id="1") == "1"  # it was stored before the end

@@ -65,8 +65,8 @@ async def test_to_dos_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("action", "given", "says"),
     [
-        ("add", {}, "text must be that of the new to-do, got"),
-        ("add", {"text": "  "}, "text must be that of the new to-do, got"),
+        ("add", {}, "text must be the text of the new to-do, got"),
+        ("add", {"text": "  "}, "text must be the text of the new to-do, got"),
         ("get", {}, "must identify the to-do"),
         ("get", {"todo_id": "9"}, "unknown to-do '9'. Known: #1 'buy milk', #2 'buy bread'."),
         ("complete", {"text": "by milk"}, "Did you mean #1 'buy milk'?"),

@@ -417,7 +417,7 @@ def test_a_slow_sink_makes_no_run_wait_and_what_finds_no_room_is_counted(
         tracer.event(RUN, "own", {"n": n})
     assert tracer.dropped == 20
     assert [record.getMessage() for record in caplog.records] == [
-        "trace sinks are too slow: 50 traces are waiting; later ones are dropped"
+        "trace sinks are too slow: 50 traces are waiting; later traces are dropped"
     ]
     stuck.released.set()
     tracer.close(SOON)

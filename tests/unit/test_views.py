@@ -21,6 +21,7 @@ from agent_runtime_core._views.export import export
 from agent_runtime_core._views.journal import journal_view
 from agent_runtime_core._views.messages import messages_view
 from agent_runtime_core._views.overview import agents_view, queue_view
+from agent_runtime_core._views.plain import iso_time
 from agent_runtime_core._views.plan import plan_view
 from agent_runtime_core._views.runs import list_items, run_view, summary, usage_view
 from agent_runtime_core._views.timeline import timeline_view
@@ -170,7 +171,7 @@ async def test_a_planned_run_has_the_steps_and_the_result_of_its_orchestrator(pl
             assert answer["steps"]
 
 
-async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_of_runs_needs_three_reads(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(ctx: Any) -> Any:
         return RunResult({"text": "t" * 20_000}, usage={"total_tokens": 5, "cost_usd": 0.25})
 
@@ -184,7 +185,7 @@ async def test_a_page_of_runs_needs_two_reads(place: str, monkeypatch: pytest.Mo
         wanted = RunFilter(limit=3, newest_first=True, light=True)
         rows = await runner.queue.find(wanted)
         page = await list_items(runner, rows)
-        assert reads == ["find", "endings"]
+        assert reads == ["find", "endings", "processes"]
         before = (rows[-1].created_at, rows[-1].arrival)
         rest = await list_items(runner, await runner.queue.find(wanted._replace(before=before)))
     assert [each["key"] for each in page + rest] == ["later", "done-2", "done-1", "done-0"]
@@ -546,6 +547,16 @@ async def test_the_queue_tells_what_waits_and_who_works(place: str) -> None:
     [worker] = found["workers"]
     assert (worker["worker"], worker["runs"], worker["expired"]) == (HOSTILE, 1, 0)
     assert worker["lease_ends_at"] > found["oldest_pending_at"]
+
+
+async def test_the_oldest_pending_run_is_one_that_is_due(place: str) -> None:
+    async with opened(place) as runner:
+        await runner.submit("later", {}, delay=3600)
+        assert (await queue_view(runner))["oldest_pending_at"] is None
+        await runner.submit("sender", {}, run_id="due")
+        await runner.submit("sender", {})
+        found, row = await queue_view(runner), await runner.queue.require("due")
+    assert found["oldest_pending_at"] == iso_time(row.created_at)
 
 
 async def test_agents_have_tools_and_schemas(place: str) -> None:

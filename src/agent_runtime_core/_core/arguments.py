@@ -16,9 +16,9 @@ _YEAR_10000: Final = 253_402_300_800.0
 
 
 def checked_seconds(name: str, value: float, *, least: float = 0.0) -> float:
-    """Return a number of seconds from `least` to below `TOO_LATE` as a float, or raise InvalidArgument."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
-        raise must(name, f"be a number of seconds of at least {least:g} and below {TOO_LATE:g}", value)
+    """Return a number of seconds from `least` to `TOO_LATE` as a float, or raise InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= TOO_LATE:
+        raise must(name, f"be from {least:g} to {TOO_LATE:,.0f} seconds", value)
     return float(value)
 
 
@@ -65,7 +65,7 @@ def checked_agent_keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | No
     keys = list(agent_keys)
     if not all(isinstance(each, str) for each in keys):
         raise must("agent_keys", "be a list of strings", keys)
-    # No store accepts a lone surrogate, so no run has such an agent key.
+    # No store accepts a lone surrogate, so no agent key of a run contains it.
     return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
 
 
@@ -100,7 +100,7 @@ def checked_time(name: str, value: _dt.datetime | float | None) -> float | None:
 
 
 def scheduled_at(metadata: Mapping[str, Any]) -> _dt.datetime | None:
-    """Return the time that the run of a schedule stands for, from its metadata."""
+    """Return the time of the schedule's tick that started the run, from its metadata."""
     found = metadata.get("scheduled_at")
     return _dt.datetime.fromisoformat(found) if isinstance(found, str) else None
 
@@ -141,5 +141,5 @@ def messages_in(given: Any) -> list[Any]:
 
 
 def are_mappings(values: Iterable[Any]) -> bool:
-    """Return whether all values are mappings. A check of the type of each one takes several times as long."""
+    """Return whether all values are mappings. A check of the type of each value takes several times as long."""
     return all(kind is dict or issubclass(kind, Mapping) for kind in set(map(type, values)))

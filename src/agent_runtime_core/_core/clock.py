@@ -41,7 +41,7 @@ class Clock:
     """The millisecond of wall time that `ids` are for; -1 before the first."""
 
     def __init__(self, seed: int | None = None) -> None:
-        # A generator in this process, because that of the system would cost a system call each time.
+        # A generator in this process, because the generator of the system would cost a system call each time.
         self.random: random.Random = random.Random(seed)
 
     #: Seconds since the epoch; may jump.
@@ -89,7 +89,7 @@ class Clock:
     def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Call `callback` in the running loop, in an empty context, after so many seconds.
 
-        The seconds are those of the event loop, which a test clock does not move. In the context of its caller the
+        The seconds are measured by the event loop, which a test clock does not move. In the context of its caller the
         callback would belong to a run, and keep what the caller's context variables hold.
 
         Args:
@@ -129,7 +129,7 @@ class Duration:
         self.monotonic_end: float = monotonic_end
 
     def left(self) -> float:
-        """Return the seconds that are left of it; at most 0 once it is over."""
+        """Return the seconds that are left of it; at most 0 once it ended."""
         return min(self.until - self._clock.wall(), self.monotonic_end - self._clock.monotonic())
 
 
@@ -165,5 +165,5 @@ def human_time(seconds: float) -> str:
     """Return a wall-clock time for people, in UTC and to the minute: `2026-11-25 19:41 UTC`."""
     try:
         return f"{aware(seconds):%Y-%m-%d %H:%M} UTC"
-    except (OverflowError, ValueError):  # a datetime has at most four digits for the year
+    except (OverflowError, ValueError):  # the year of a datetime is limited to four digits
         return f"{seconds:.0f} s since 1970"

@@ -1,4 +1,4 @@
-"""Tasks of this library, and context variables: those set for a while, and the one that names a task's run."""
+"""Tasks of this library, and context variables: variables set for a while, and a variable that names a task's run."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ActiveRun(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the run, once it has begun."""
+        """The event loop of the run, after its start."""
 
 
-#: The run whose code this is, also in blocks of `open_run`, whose tasks belong to the caller. None in helper tasks.
+#: The run whose code this is, including blocks of `open_run`, whose tasks belong to the caller. None in helper tasks.
 ACTIVE_RUN: ContextVar[ActiveRun | None] = ContextVar("agent_runtime_active_run", default=None)
 
 
@@ -55,7 +55,7 @@ def claimed_run() -> Run | None:
 
 @contextlib.contextmanager
 def queued() -> Iterator[None]:
-    """Inside the block the current task waits for other tasks of its run: it does no work of its own."""
+    """Inside the block the current task waits for other tasks of its run: it does no work itself."""
     run, task = claimed_run(), asyncio.current_task()
     if run is None or task is None:
         yield
@@ -95,9 +95,9 @@ def restore(variable: ContextVar[Any], token: Token[Any]) -> None:
 
 
 def start_soon(work: Awaitable[T], *, name: str | None = None, context: Context | None = None) -> asyncio.Task[T]:
-    """Return a task whose coroutine starts in the next iteration of the loop, also where tasks are eager.
+    """Return a task whose coroutine starts in the next iteration of the loop, even where tasks are eager.
 
-    An eager task runs before its maker has registered it, and cannot enter a context in which its maker runs.
+    An eager task runs before its maker registers it, and cannot enter a context in which its maker runs.
     """
     loop = asyncio.get_running_loop()
     coroutine: Any = work if hasattr(work, "cr_frame") else _awaited(work)

@@ -17,23 +17,23 @@ class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the pub
         RUN_LEFT: A worker leaves the run to a worker whose code fits.
         RUN_RESTORED: The store was restored from a copy in which the run had not ended.
         RUN_HEARTBEAT: An execution of the run is alive; published every `heartbeat_interval_seconds`.
-        RUN_SUCCEEDED: The run has succeeded.
-        RUN_FAILED: The run has failed or is dead.
+        RUN_SUCCEEDED: The run succeeded.
+        RUN_FAILED: The run failed or is dead.
         RUN_CANCELLED: The run was cancelled.
-        RUN_TIMED_OUT: The run has timed out.
+        RUN_TIMED_OUT: The run timed out.
         ASSISTANT_DELTA: A part of an answer that an agent loop streams.
         ASSISTANT_MESSAGE: The last answer of a `ToolCallingAgent`.
         TOOL_CALL: An agent loop starts a tool call.
-        TOOL_RESULT: That call has finished.
+        TOOL_RESULT: That call is finished.
         MESSAGE_RECEIVED: An agent loop or `ctx.messages` takes a message of `runner.send`.
         STATE_CHECKPOINT: `ctx.checkpoint` was called.
         CHECKPOINT: The same as STATE_CHECKPOINT.
         STEP_STARTED: An attempt of a step starts.
-        STEP_COMPLETED: A step has a saved result.
+        STEP_COMPLETED: The result of a step is saved.
         STEP_FAILED: A step failed after its last attempt.
         STEP_SKIPPED: The saved result of a step was returned, or one of its dependencies failed.
-        STEP_RETRYING: An attempt of a step failed, and another one follows.
-        STEP_EFFECT: The run reaches a guarded step that another run of its lineage of forks has done.
+        STEP_RETRYING: An attempt of a step failed, and another attempt follows.
+        STEP_EFFECT: The run reaches a guarded step that another run of its lineage of forks completed.
         PROGRESS_UPDATE: An attempt of a step in a list or a map starts.
 
     Examples:

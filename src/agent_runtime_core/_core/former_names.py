@@ -55,7 +55,7 @@ def _read(old: str, new: str, owner: Any) -> Any:
 
 
 def renamed_attribute(owner: Any, new: str, old: str) -> Any:
-    """Return an optional attribute of an adapter, also under its old name; None if it has neither."""
+    """Return an optional attribute of an adapter, also under its old name; None if neither name exists."""
     found = getattr(owner, new, None)
     if found is None and (found := getattr(owner, old, None)) is not None:
         warn_former(type(owner).__name__, old, new)

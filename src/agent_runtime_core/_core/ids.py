@@ -80,7 +80,7 @@ def next_id(clock: Clock, now: float) -> str:
     return found
 
 
-@lru_cache(256)  # each event and trace of a step has the same id
+@lru_cache(256)  # the id is the same in each event and trace of a step
 def step_id(run_id: str, name: str, key: str) -> str:
     """Return the ULID of a step, the same on every attempt and in every process."""
     # The lengths distinguish ("a", "bc") from ("ab", "c").
@@ -99,7 +99,8 @@ def run_uuid(value: str | UUID | None, clock: Clock, tenant: str = "") -> tuple[
     the tenant and the run key. None makes a new UUIDv7.
 
     Raises:
-        InvalidArgument: The string is empty, or has more than 512 characters, control characters or lone surrogates.
+        InvalidArgument: The string is empty, or contains more than 512 characters, control characters or lone
+            surrogates.
     """
     if value is None:
         return _uuid7(clock), None
@@ -131,7 +132,7 @@ def stored_id(value: str | UUID, tenant: str = "") -> str:
 
 
 def conversation_id(value: object) -> UUID | None:
-    """Return the UUID of the conversation that a run names: for other text always the same one, None for ""."""
+    """Return the UUID of the conversation that a run names: for other text always the same UUID, None for ""."""
     if isinstance(value, UUID):
         return value
     if value is None or value == "":
@@ -163,7 +164,7 @@ def known_uuid(stored: str) -> UUID:
 def path_text(value: object) -> str | None:
     """Return the string of a path that a file can have, or None.
 
-    It has no NUL, no name longer than file systems allow, and lone surrogates only if they encode bytes.
+    It contains no NUL, no name longer than file systems allow, and lone surrogates only if they encode bytes.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or max(map(len, text.split(os.sep))) > _MAX_NAME:
@@ -203,7 +204,7 @@ def storable(what: str, value: str) -> str:
 
 
 def _uuid7(clock: Clock) -> UUID:
-    """Return a UUID of version 7 (RFC 9562): ids sort in the order in which they are made, also in a store."""
+    """Return a UUID of version 7 (RFC 9562): ids sort in the order in which they are made, even in a store."""
     ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
     # 48 bits of time and 74 random bits; within a millisecond the last id plus a random number.
     bits = ms << 74 | clock.random.getrandbits(74)
@@ -281,14 +282,14 @@ def checked(text: object) -> str:
 
 
 def span_id(*parts: str) -> int:
-    """Return the id of a span: the same one for the same parts."""
+    """Return the id of a span: the same id for the same parts."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big") or 1
 
 
 class RunTrace(NamedTuple):
     """The place of one execution of a run in its trace.
 
-    Ids are derived from numbers that the execution after a crash knows too, since it reports the crashed one.
+    Ids are derived from numbers that the execution after a crash knows too, since it reports the crashed execution.
 
     Attributes:
         run_id: The run.
@@ -318,7 +319,7 @@ class RunTrace(NamedTuple):
     def step(self, step_id: str, attempt: int) -> TraceParent:
         """Return the span of an attempt of a step.
 
-        A crash does not change its id, so what the interrupted attempt has sent keeps its parent: the attempt that
+        A crash does not change its id, so what the interrupted attempt sent keeps its parent: the attempt that
         repeats it. A failed attempt of the run changes it, since the repeated step is another span.
         """
         return self._span(span_id(step_id, f"{self.generation}.{self.failures}.{attempt}"))

@@ -96,7 +96,7 @@ def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None
 
 
 def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether an object matches a schema that has only plain properties; False means that `misfits` must decide.
+    """Whether an object matches a schema with only plain properties; False means that `misfits` must decide.
 
     The arguments of most tools have such a schema, and `misfits` takes ten times as long for them.
     """
@@ -116,7 +116,7 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:
-    """Yield each mismatch between `value` and `schema`, with its path. The path "" is that of a call's arguments.
+    """Yield each mismatch between `value` and `schema`, with its path. The path "" means the arguments of a call.
 
     Args:
         value: The value.
@@ -260,7 +260,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _names_others(schema: Any) -> bool:
-    """Whether the schema has a keyword that only `jsonschema` checks."""
+    """Whether the schema contains a keyword that only `jsonschema` checks."""
     return _jsonschema() is not None and any(not _OTHERS.isdisjoint(part) for part in _parts(schema))
 
 
@@ -359,7 +359,7 @@ class _Check:
             if name in properties:
                 continue
             if others is False:
-                # The names that are missing say already which ones are known.
+                # The names that are missing already say which names are known.
                 yield f"{where}unexpected {noun} {brief(name)}{_near(name, properties, bool(missing))}"
             else:
                 yield from self.of(value[name], others, _inside(path, name), depth)
@@ -589,7 +589,7 @@ def _without_definitions(tree: Any, found: dict[str, Any]) -> Any:
 
 
 def _free_names(definitions: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
-    """Return names for more definitions: with a number if two different ones have the same name."""
+    """Return names for more definitions: with a number if two different definitions share a name."""
     number = 1
     while True:
         names = {title: title if number == 1 else f"{title}_{number}" for title in definitions}

@@ -21,7 +21,7 @@ def lazy_exports(
     Args:
         package: The package's `__name__`.
         modules: The names that each module defines, with spaces between them. The module is relative to `package`.
-        defined: The public names that the package itself defines or has imported.
+        defined: The public names that the package itself defines or imports.
         renamed: New names by old name. An old name raises a DeprecationWarning.
     """
     where = {name: module for module, names in modules.items() for name in names.split()}

@@ -56,7 +56,7 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
 
     Raises:
         MissingDependency: The package is not installed.
-        InvalidArgument: The package is installed and has no such module or name.
+        InvalidArgument: The package is installed, but this module or name does not exist in it.
     """
     name, colon, attribute = dotted.partition(":")
     if (
@@ -153,7 +153,7 @@ def installed_schemes() -> dict[str, list[Any]]:
 
 
 def package_of(entry_point: Any) -> str:
-    """Return the name and version of the package that has this entry point."""
+    """Return the name and version of the package with this entry point."""
     distribution = getattr(entry_point, "dist", None)
     return entry_point.value if distribution is None else f"{distribution.name} {distribution.version}"
 

@@ -58,7 +58,7 @@ class LoggedRun(NamedTuple):
     tenant: str = ""
 
 
-#: Set while a run is executed, also for the helper tasks of the library.
+#: Set while a run is executed, including the helper tasks of the library.
 LOGGED_RUN: ContextVar[LoggedRun | None] = ContextVar("agent_runtime_logged_run", default=None)
 
 #: The id of the conversation turn that the current task executes a part of.
@@ -78,7 +78,7 @@ def about_run(
 
 
 def current_fields() -> dict[str, Any]:
-    """Return the fields of the run and the step that the calling code belongs to; None for those it has not."""
+    """Return the fields of the run and the step that the calling code belongs to; None for unknown fields."""
     step, run, turn_id = CURRENT_STEP.get(), LOGGED_RUN.get(), LOGGED_TURN.get()
     if step is not None:  # of a child run in the same process, if that is the inner one
         tenant = run.tenant if run is not None and run.run_id == step.token.run_id else ""
@@ -92,8 +92,8 @@ class RunFields(logging.Filter):
 
         handler.addFilter(RunFields())
 
-    The records of this library have these fields without it. On a handler it also adds them to what your own loggers
-    log inside a run. A record that is not about a run has None in each.
+    The records of this library contain these fields without it. On a handler it also adds them to what your own loggers
+    log inside a run. In a record that is not about a run, each field is None.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
 """Recognize the types of pydantic and call its `TypeAdapter`. This module never imports pydantic.
 
-A process that holds a model of pydantic has imported pydantic. All others pay nothing for it.
+A process that holds a model of pydantic already imported pydantic. Other processes pay nothing for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST: Final = 200
 
 
 def is_pydantic(cls: object) -> bool:
-    """Whether this is a model of pydantic, or another class that has its own schema in pydantic, such as HttpUrl."""
+    """Whether this is a model of pydantic, or another class with its own schema in pydantic, such as HttpUrl."""
     return isinstance(cls, type) and hasattr(cls, _HOOK) and _module() is not None
 
 
@@ -59,7 +59,7 @@ def adapter_of(annotation: Any) -> Any:
     """Return the `TypeAdapter` of an annotation.
 
     Raises:
-        Exception: Pydantic cannot make one, for example because a forward reference is not defined.
+        Exception: Pydantic cannot make a schema, for example because a forward reference is not defined.
     """
     try:
         # Members of a union are compared in any order, and pydantic tries them in order.

@@ -15,7 +15,7 @@ from .codec.json import MAX_BYTES, MAX_WHOLE, decode_known, encode
 from .log import log
 
 Kind = Literal["input", "result", "state", "event", "error", "message", "log"]
-#: The setting `redact`. It may be called from several threads at once.
+#: The setting `redact`. It may be called from several threads at the same time.
 Hook = Callable[[str, Any], Any]
 
 #: What a sink gets in place of a content that the hook could not redact.
@@ -68,7 +68,7 @@ class Redaction:
             exact: As for `encode`.
 
         Raises:
-            RedactionFailed: The hook failed. The error has no content.
+            RedactionFailed: The hook failed. The error contains no content.
         """
         if text in _NO_CONTENT:
             return text
@@ -108,7 +108,8 @@ class Redaction:
             reason = "returned a value that is not JSON, or too large"
         except Exception as error:  # noqa: BLE001 - the hook may raise anything
             reason = f"raised {type(error).__name__}"
-        # Outside of the handler: the error of the hook may quote the content, and is no context of this one.
+        # Outside of the handler: the error of the hook may quote the content, and must not be the context of this
+        # error.
         raise RedactionFailed(kind, owner, reason)
 
     def _failed(self, kind: Kind, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""Classify the tasks of runs: which ones work, which are inside a wait of their run, and which only join others.
+"""Classify the tasks of runs: which tasks work, which are inside a wait of their run, and which only join others.
 
-A run may leave its slot, and be parked, only while none of its tasks works. No event reports that a working task
-starts to join another one, so the tasks are scanned when a task of the run enters a wait, when one that worked
-ends, and now and then while a run has open waits and still works.
+A run may leave its slot, and be parked, only while none of its tasks works. No event reports that a working task starts
+to join another task, so the tasks are scanned when a task of the run enters a wait, when a working task ends, and now
+and then while a run with open waits still works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from .clock import Clock
 from .context_vars import RUN, Run
 
-FIRST_PAUSE: Final = 0.02  # seconds until a run that works and has open waits is scanned again; doubles each time
+FIRST_PAUSE: Final = 0.02  # seconds until a run that works during open waits is scanned again; doubles each time
 LONGEST_PAUSE: Final = 1.0
 SHARE: Final = 9  # seconds without a scan after each second that a scan takes
 SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches all that join it
@@ -47,7 +47,7 @@ class RunTasks:
         working: Tasks that do something other than wait or join, and tasks that cannot be read.
         resting: Tasks that are inside a wait of the run, or join others of its tasks.
         joined: What the joining tasks await.
-        ended: What of it has ended. A task that joins several may be about to continue then, or wait for the others.
+        ended: What of it is done. A task that joins several may be about to continue then, or wait for the others.
     """
 
     __slots__ = ("ended", "joined", "resting", "working")
@@ -115,7 +115,7 @@ def scan(loop: asyncio.AbstractEventLoop, waiting: Mapping[R, Collection[AnyTask
 
 
 def tasks_of(loop: asyncio.AbstractEventLoop, run: Run) -> list[AnyTask]:
-    """Return the unfinished tasks of a run but the current one, the first created first."""
+    """Return the unfinished tasks of a run but the current task, in the order of their creation."""
     current = asyncio.current_task(loop)
     found = [task for task in asyncio.all_tasks(loop) if task is not current and run_of(task) is run]
     return sorted(found, key=lambda task: (len(task.get_name()), task.get_name()))
@@ -130,7 +130,7 @@ if sys.version_info >= (3, 12):
 else:
 
     def context_of(task: AnyTask) -> Context | None:
-        """Return the context of a task, which is the first one that a task of asyncio refers to."""
+        """Return the context of a task, which is the first context that a task of asyncio refers to."""
         return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
@@ -206,7 +206,7 @@ class _Stack:
         return caller is not None and f"{_module(caller)}:{caller.f_code.co_qualname}" in EVENT_WAITERS
 
     def awaits(self, code: CodeType) -> bool:
-        """Return whether the innermost function is this one."""
+        """Return whether this is the innermost function."""
         return self.innermost is not None and self.innermost.f_code is code
 
     def local(self, name: str) -> Any:
@@ -219,16 +219,16 @@ def _module(frame: FrameType) -> str:
 
 
 def _waited_enough(stack: _Stack) -> bool:
-    """Return whether the task is in an `asyncio.wait` for the first of several futures, one of which has ended."""
+    """Return whether the task is in an `asyncio.wait` for the first of several futures, and a future is done."""
     if not stack.awaits(_WAIT) or stack.local("return_when") != asyncio.FIRST_COMPLETED:
         return False
     return any(each.done() for each in stack.local("fs"))
 
 
 def _waits_for_event(awaited: asyncio.Future[Any], stack: _Stack, is_event_task: bool) -> bool:
-    """Return whether a function of `EVENT_WAITERS`, or a task that one waits for, is in a wait for an event.
+    """Return whether a function of `EVENT_WAITERS`, or a task that it waits for, is in a wait for an event.
 
-    Such a function may also wait for a future that it has made itself.
+    Such a function may also wait for a future that it made itself.
     """
     if stack.awaits(_EVENT_WAIT):
         return stack.is_known or (is_event_task and stack.caller is None)
@@ -257,10 +257,10 @@ class TaskOwner(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is driven here and has open waits."""
+        """Whether the run is driven here while waits are open."""
 
     def may_release_slot(self) -> bool:
-        """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits has ended."""
+        """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits ended."""
 
     def waiting_tasks(self) -> Collection[AnyTask]:
         """Return the tasks that are inside a wait of the run."""
@@ -270,7 +270,7 @@ class TaskOwner(Protocol):
 
 
 class Monitor:
-    """Scans the tasks of one event loop for all runs with open waits at once."""
+    """Scans the tasks of one event loop for all runs with open waits together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
@@ -291,11 +291,11 @@ class Monitor:
             self._next = self._loop.call_soon(self._scan) if late <= 0 else self._loop.call_later(late, self._scan)
 
     def forget(self, run: TaskOwner) -> None:
-        """Scan no more for a run that has no open wait."""
+        """Scan no more for a run without an open wait."""
         self._runs.pop(run, None)
 
     def _again(self, iterations: int = SETTLING) -> None:
-        """Scan when all that is ready now has run, and what follows from that."""
+        """Scan after all that is ready now, and what follows from that."""
         if iterations:
             self._loop.call_soon(self._again, iterations - 1)
         elif self._next is None:

@@ -121,7 +121,7 @@ def number(least: float = 0, most: float = math.inf, *, above: bool = False, who
 
 
 def choice(*values: str) -> SettingType:
-    """The type of a string that is one of these."""
+    """The type of a string that is in this list."""
     return SettingType(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
 
 
@@ -175,7 +175,7 @@ def check_all(
 def from_variables(
     types: Mapping[str, SettingType], variables: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the settings that environment variables set; `variables` has their names. An empty one is not set."""
+    """Return the settings that environment variables set; `variables` are their names. An empty variable is not set."""
     found: dict[str, Any] = {}
     for name, variable in variables.items():
         text = environment.get(variable, "").strip()

@@ -40,7 +40,7 @@ AGENT_CONTEXT: contextvars.ContextVar[AgentContext] = contextvars.ContextVar("ag
 
 Job = Callable[[], None]
 
-#: Wraps the job of a thread. The simulator sets it to learn when the job has ended.
+#: Wraps the job of a thread. The simulator sets it to learn when the job ends.
 AROUND: contextvars.ContextVar[Callable[[Job], Job] | None] = contextvars.ContextVar(
     "agent_runtime_around", default=None
 )
@@ -97,7 +97,7 @@ _threads = _Threads()
 
 
 def _forked() -> None:
-    """Drop the threads of the parent process. None exists in the child, and one may hold a lock forever."""
+    """Drop the threads of the parent process. They do not exist in the child, where their locks may be held forever."""
     global _threads
     _threads = _Threads()
 
@@ -131,7 +131,7 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
     """Run a blocking function in a daemon thread, with this task's context variables.
 
     A cancellation ends the wait, not the thread. Then `left` is called, and the handle that it returns is cancelled
-    when the thread has ended.
+    when the thread ends.
 
     Args:
         fn: The function.

@@ -17,7 +17,7 @@ from .run_tasks import frames_of, is_waiting_code
 GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
-_when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task has ended
+_when_left: dict[asyncio.Task[Any], Callable[[], object]] = {}  # called when the grace of a task ends
 _threads: dict[asyncio.Task[Any], Callable[[], int | None]] = {}  # the thread that a task waits for
 
 #: Waits for a task, at most so many seconds; it may return earlier.
@@ -72,7 +72,7 @@ def contained(error: BaseException, where: str) -> BaseException:
     main thread), a cancellation and the end of the event loop stay what they are.
 
     Args:
-        error: What the code has raised.
+        error: The error that the code raised.
         where: Names the code in the message.
     """
     cause = deciding_error(error)
@@ -144,7 +144,7 @@ def place_of(task: asyncio.Task[Any]) -> str:
 
 
 def is_abandoned(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task was passed to `wait_cancelled` and has not ended."""
+    """Return whether a task was passed to `wait_cancelled` and still runs."""
     return task in _abandoned
 
 

@@ -1,4 +1,4 @@
-"""Types of the methods that call a function as a step: the result has the type that the function returns.
+"""Types of the methods that call a function as a step: the result is of the type that the function returns.
 
 A method is written once, with its parameters and its docstring. Its decorator gives it the overloads below for type
 checkers, and returns it unchanged. Arguments are not checked, because a function may have a parameter for the context.

@@ -85,7 +85,7 @@ def _path(at: Path | None) -> str:
         elif isinstance(step, str):
             text += f".{step}" if step.isidentifier() and len(step) <= 60 else f"[{short(step)}]"
         else:
-            text += "[*]"  # a set has no positions
+            text += "[*]"  # the items of a set have no positions
     return text if len(levels) <= 12 else text + "…"
 
 
@@ -226,7 +226,7 @@ def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]
 
 
 def _without_query_options(url: str) -> str:
-    """Hide the options after the first ?: an @ in one of them is not the end of a user name and password."""
+    """Hide the options after the first ?: an @ in an option is not the end of a user name and password."""
     before, mark, query = url.partition("?")
     return before + mark + _without_options(query)
 

@@ -43,7 +43,7 @@ def known_options(backend: type, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _options_of(backend: type) -> set[str]:
-    """Return the names of the arguments of its constructor and of those of its bases."""
+    """Return the names of the arguments of its constructor and of its bases' constructors."""
     constructors = [vars(base).get("__init__", object) for base in backend.__mro__]
     return {name for each in constructors for name in inspect.signature(each).parameters} - {
         "self", "args", "kwargs", "options",
@@ -64,7 +64,7 @@ class OnEngine:
         """Commit on the engine; see `Backend.commit`.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
@@ -159,7 +159,7 @@ class EngineBackend(OnEngine, Backend):
         **options: Arguments of the other base class, such as `max_retries` of a queue.
 
     Raises:
-        UnknownSetting: if no base class has one of the options.
+        UnknownSetting: if no base class takes an option.
         InvalidArgument: Neither `place` nor `engine` is passed.
     """
 

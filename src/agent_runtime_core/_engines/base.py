@@ -43,7 +43,7 @@ class Guard(NamedTuple):
 
     Attributes:
         key: What the fence is of, such as a run id.
-        token: The fence that the writer has.
+        token: The fence of the writer.
     """
 
     key: str
@@ -72,8 +72,8 @@ class Batch(NamedTuple):
     """Applies commits of one shape, at most one for each run, with as few statements as possible.
 
     `apply(engine, requests)` is a generator. It yields a list of statements with their values, and gets a list with the
-    rows of each, once they are committed. It sets `result` of each request that it has applied, and returns the others,
-    of which it must have stored nothing. The engine applies those by the operations themselves.
+    rows of each, once they are committed. It sets `result` of each request that it applied, and returns the others, of
+    which it must have stored nothing. The engine applies those by the operations themselves.
 
     Attributes:
         apply: Applies the requests; see above.
@@ -101,8 +101,8 @@ class OperationSet:
         replays: The replays by name.
         migrations: The statements that change the schema, one text for each version.
         tables: Names of the dicts that the memory engine keeps for it.
-        not_repeatable: Operations that run a user's function. A group with one of them must not simply be repeated
-            after a failure.
+        not_repeatable: Operations that run a user's function. A group with such an operation must not simply be
+            repeated after a failure.
         slow: Whether an operation may be slow with these arguments. It would block the event loop, so a thread applies
             it.
         fence: On SQLite: `fence(tx, key)` returns the fence of a key from a row of this set, or None. It overrides the
@@ -177,7 +177,7 @@ class Engine(ABC):
         A cancellation of the caller is raised after the outcome is known, so the transaction stays whole.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
@@ -189,7 +189,7 @@ class Engine(ABC):
         """Commit from a thread without an event loop, and return the results.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
@@ -198,16 +198,16 @@ class Engine(ABC):
 
     @abstractmethod
     def commit_nowait(self, guard: Guard | None, ops: Sequence[Op]) -> Outcome | None:
-        """Queue a commit ahead of every later one without waiting for it, and raise none of its errors.
+        """Queue a commit ahead of every later commit without waiting for it, and raise none of its errors.
 
         Only for writes that may be applied twice.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
-            What has its error or its results later; None if the caller cannot learn of them.
+            What later contains its error or its results; None if the caller cannot learn of them.
         """
 
     @abstractmethod
@@ -276,7 +276,7 @@ class Engine(ABC):
 
 
 class Backend(ABC):
-    """What queues, event buses, state stores and document stores share, ours and those of third parties."""
+    """What queues, event buses, state stores and document stores share, both built-in and third-party."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         if lacks := sorted(cls.__abstractmethods__):
@@ -292,7 +292,7 @@ class Backend(ABC):
         """Apply all of `ops` or none while `guard` holds; return their results in order, once they are durable.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
@@ -302,10 +302,10 @@ class Backend(ABC):
     async def close(self) -> None:
         """Close what this backend holds. A second call does nothing."""
         held, self._held_engine = self._held_engine, None
-        if held is not None:  # the engine counts its users: it ends with the last one
+        if held is not None:  # the engine counts its users: it ends with the last user
             await held.close()
 
-    #: The engine that a built-in backend has opened or shares. It counts as one user until `close`.
+    #: The engine that a built-in backend opened or shares. It counts as one user until `close`.
     _held_engine: Engine | None = None
 
     sink_redaction: Redaction | None = None
@@ -343,7 +343,7 @@ def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:
 
 
 def install(tx: Any, key: str, token: str) -> bool:
-    """Make `token` the fence of `key`, or raise LeaseLost if the present one is greater."""
+    """Make `token` the fence of `key`, or raise LeaseLost if the present fence is greater."""
     present = tx.fenced(key)
     if present is not None and present > token:
         raise LeaseLost(key, token)
@@ -357,7 +357,7 @@ def forget(tx: Any, key: str) -> None:
 
 
 def installed(tx: Any, key: str, token: str) -> bool:
-    """The replay of `install`: the fence of `key` is that token, or a greater one."""
+    """The replay of `install`: the fence of `key` is that token, or a greater token."""
     present = tx.fenced(key)
     if present is None or present < token:
         raise NotApplied
@@ -381,7 +381,7 @@ def about_mark(mark: str) -> dict[str, Any]:
 
 
 def moved(location: str, mark: str) -> StorageMoved:
-    """Return the error of a commit on a store that has a mark."""
+    """Return the error of a commit on a marked store."""
     about = about_mark(mark)
     if "to" not in about:
         return StorageMoved(
@@ -401,6 +401,6 @@ FENCE_REPLAYS: Mapping[str, Callable[..., Any]] = {INSTALL: installed}
 def end_fence(key: str, token: str) -> Op:
     """Return the write that ends the claim `token` of `key`, and every earlier claim.
 
-    None of their writes is applied after this one. Later claims have greater tokens.
+    None of their writes is applied after this write. Later claims use greater tokens.
     """
     return Op(INSTALL, (key, f"{token}!"))

@@ -19,7 +19,7 @@ FIRST_RESOLVED = 8  # callers resolved in one loop iteration, at first
 MAX_RESOLVED = 64  # the same once they turned out to be quick
 RESOLVE_SECONDS = 0.001  # seconds that they may take together
 #: Commits of one loop that are sent and not answered, at most. The others wait in the loop, so that a commit of another
-#: thread, such as a heartbeat, never has to wait for all of them.
+#: thread, such as a heartbeat, never needs to wait for all of them.
 MAX_IN_FLIGHT = 2048
 #: How long, and how many times, a task commits in its own calls before the other tasks of its loop run. The number is
 #: for a loop whose time stands still, as in a simulation.
@@ -43,7 +43,7 @@ class CommitRequest:
     It is its own awaitable: a coroutine and a future around it would cost each commit two objects and two frames.
 
     Args:
-        guard: Apply them only if this claim is valid. None: always.
+        guard: Apply them only if this claim is valid. If None, always.
         ops: The operations.
         executor: What applies the commit.
     """
@@ -100,7 +100,7 @@ class CommitRequest:
 def resolve(requests: list[CommitRequest], count: int = FIRST_RESOLVED, since: float = 0.0) -> None:
     """Wake the callers of one loop, on that loop, at most `count` of them in this iteration.
 
-    Each wakes a task, and all at once would block the loop for as long as all tasks take. `count` grows while the
+    Each wakes a task, and all together would block the loop for as long as all tasks take. `count` grows while the
     tasks woken at `since` were quick.
     """
     later: Callable[[], object] | None = None
@@ -122,7 +122,7 @@ def resolve(requests: list[CommitRequest], count: int = FIRST_RESOLVED, since: f
 
 
 def resolve_all(batch: Sequence[CommitRequest]) -> None:
-    """Wake all callers, those of each loop by one call."""
+    """Wake all callers, with one call for each loop."""
     loops: dict[asyncio.AbstractEventLoop, list[CommitRequest]] = {}
     for request in batch:
         if request.loop is not None:
@@ -149,7 +149,7 @@ class PendingCommits:
     """The commits of one event loop whose callers wait, with one timer for all of them.
 
     A store answers in the order of the requests. So a caller's time does not start while the store answers earlier
-    requests: 100,000 commits that were requested at once take longer than the limit, and none of them is stuck.
+    requests: 100,000 commits that were requested together take longer than the limit, and none of them is stuck.
 
     Args:
         loop: The event loop of the callers.
@@ -187,9 +187,9 @@ class PendingCommits:
             self.loop.call_later(self._timeout() / 4, self._watch)
 
     def line_began(self) -> None:
-        """Start the time of the callers: the store has no earlier request.
+        """Start the time of the callers: the store handled all earlier requests.
 
-        A loop that is asked for very many commits at once needs longer than the limit before it can send the first.
+        A loop that is asked for very many commits together needs longer than the limit before it can send the first.
         """
         self._moved_at = self.loop.time()
 
@@ -221,8 +221,8 @@ class PendingCommits:
 class LoopBatch:
     """Collects the commits of one iteration of an event loop; `commit_batch` gets them together, at its end.
 
-    While `MAX_IN_FLIGHT` commits have no answer, later ones stay here. With `try_commit`, which executes a commit if it
-    can, a task that alone commits does not wait for the end of each iteration: see `commit_now`.
+    While `MAX_IN_FLIGHT` commits are not answered, later commits stay here. With `try_commit`, which executes a commit
+    if it can, a task that alone commits does not wait for the end of each iteration: see `commit_now`.
     """
 
     __slots__ = (
@@ -239,7 +239,7 @@ class LoopBatch:
         if try_commit is not None:
             self.pending.commit_now = self.commit_now
             self._try_commit = try_commit
-        self._task: Callable[[], asyncio.Task[Any] | None] = lambda: None  # the last one that requested a commit
+        self._task: Callable[[], asyncio.Task[Any] | None] = lambda: None  # the last task that requested a commit
         self._left, self._until = 0, 0.0  # commits in calls until the next flush, and until when they are allowed
         self.requests: list[CommitRequest] = []
         self._loop = loop
@@ -255,7 +255,7 @@ class LoopBatch:
         * No other commit of this loop is open, so that all land in the order of the requests.
         * Since the last flush, which is a callback of the loop, less than `NOW_SECONDS` have passed and fewer than
           `MOST_NOW` commits were executed in calls. A task that only commits never pauses otherwise, and no other task,
-          timer or cancellation has its turn.
+          timer or cancellation gets its turn.
         * `try_commit` can execute it now: no thread or process is writing, and it is short.
         """
         task = asyncio.current_task(self._loop)

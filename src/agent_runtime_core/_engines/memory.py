@@ -36,7 +36,7 @@ class MemoryTx:
         table[key] = value
 
     def dict_in(self, table: dict[Any, Any], key: Any) -> dict[Any, Any]:
-        """Return the dict that is the value of a key, a new one if the key is missing."""
+        """Return the dict that is the value of a key, a new dict if the key is missing."""
         found: dict[Any, Any] | None = table.get(key)
         if found is None:
             found = {}
@@ -101,7 +101,7 @@ class MemoryEngine(Engine):
             self.tables.setdefault(table, {})
 
     def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Apply a commit at once. The simulator calls this when a commit arrives."""
+        """Apply a commit immediately. The simulator calls this when a commit arrives."""
         tx = MemoryTx(self.tables)
         with self._lock:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:

@@ -65,10 +65,10 @@ class Notifier(ABC):
         """Prepare what the thread will wait on."""
 
     def _topic_added(self, topic: str) -> None:  # noqa: B027 - optional: most get notifications of all topics
-        """Called when a topic has its first listener."""
+        """Called when the first listener of a topic is added."""
 
     def _topic_removed(self, topic: str) -> None:  # noqa: B027
-        """Called when a topic has lost its last listener."""
+        """Called when the last listener of a topic is removed."""
 
     @abstractmethod
     def _run(self) -> None:

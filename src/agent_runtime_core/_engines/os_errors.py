@@ -23,13 +23,13 @@ def storage_errors(path: str) -> Iterator[None]:
 
     Raises:
         StorageFull: No space or no inode is left.
-        StorageBusy: The process or the system has no file descriptor or no memory left.
+        StorageBusy: No file descriptor or no memory is left in the process or the system.
         StorageError: The system refused the operation for another reason.
     """
     try:
         yield
     except OSError as error:
-        if isinstance(error, StorageError):  # StorageBusy is one
+        if isinstance(error, StorageError):  # StorageBusy is a StorageError
             raise
         raise storage_error(error, error.filename or path) from error
 

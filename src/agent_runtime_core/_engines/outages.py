@@ -1,8 +1,8 @@
 """The outages of a store, as this process notices them.
 
-During an outage every run, claim and heartbeat fails again and again. The log has one record with a traceback when it
-begins, and one record when the store answers again. A disk that is almost full takes small writes and refuses others:
-an outage that comes again soon has no second traceback.
+During an outage every run, claim and heartbeat fails again and again. The log contains one record with a traceback when
+it begins, and one record when the store answers again. A disk that is almost full takes small writes and refuses
+others: an outage that comes again soon is logged without a second traceback.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StoreOutage:
 
     Attributes:
         since: Monotonic time at which the store was first found to be away; None while it answers.
-        failed_at: Monotonic time of the last failure; -1 without one.
-        is_full: It is away because it is full: it answers reads, and is back when it has written something.
+        failed_at: Monotonic time of the last failure; -1 before the first.
+        is_full: It is away because it is full: it answers reads, and is back after its next write.
         ended_at: Monotonic time at which the store was last found to answer again; -inf without an outage.
     """
 
@@ -48,7 +48,7 @@ class StoreOutage:
 
     @classmethod
     def of(cls, store: Any, clock: Clock, name: str | None = None) -> StoreOutage:
-        """Return the outages of a store: an engine, or a backend without one. `name` replaces its location.
+        """Return the outages of a store: an engine, or a backend without an engine. `name` replaces its location.
 
         All that use one engine share them: the engine itself, its backends, and what encodes their commits.
         """
@@ -61,7 +61,7 @@ class StoreOutage:
             return found
 
     def noticed(self, error: Exception) -> None:
-        """Note that the store has failed with one of `OUTAGE`, from any thread. The first failure is logged."""
+        """Note that the store failed with an error of `OUTAGE`, from any thread. The first failure is logged."""
         with self._lock:
             self.failed_at = self._clock.monotonic()
             self.is_full = self.is_full or isinstance(error, StorageFull)
@@ -78,10 +78,10 @@ class StoreOutage:
         )
 
     def answered(self, *, wrote: bool = True) -> None:
-        """Note that the store has answered, from any thread. The end of an outage is logged.
+        """Note that the store answered, from any thread. The end of an outage is logged.
 
         Args:
-            wrote: It has written something. A full store answers reads all the time.
+            wrote: It wrote something. A full store answers reads all the time.
         """
         if self.since is None:
             return

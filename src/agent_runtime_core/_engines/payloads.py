@@ -23,7 +23,7 @@ class ReadingCodec:
     No run can be executed with it, because it refuses every write.
 
     Args:
-        codec: The other codec; None if the process has none.
+        codec: The other codec, or None.
     """
 
     #: `Payloads` refuses every operation that would write.
@@ -35,7 +35,7 @@ class ReadingCodec:
 
     def encode(self, text: str, *, context: str) -> str:
         """Raise NotSupported."""
-        raise NotSupported("contents that are only shown cannot be written. Use a process with the payload codec")
+        raise NotSupported("cannot write encrypted contents without their key. Set payload_codec in this process")
 
     def decode(self, text: str, *, context: str) -> str:
         """Return the text, or the JSON object `{"encrypted": {"key": ID}}`."""
@@ -94,12 +94,12 @@ class NotDecoded(StorageCorrupt):
     """The codec refuses a stored text: it was changed or moved, or encoded with another key."""
 
 
-#: The contents of a run cannot be decoded by this process, but perhaps by another one.
+#: The contents of a run cannot be decoded by this process, but perhaps by another process.
 UNREADABLE: Final = (UnknownEncryptionKey, NotDecoded)
 
 
 class Undecoded(str):
-    """A text as its store has it, because it could not be decoded. Written again, it stays as it is."""
+    """A text in its stored form, because it could not be decoded. Written again, it stays as it is."""
 
     error: StorageError
 
@@ -122,7 +122,7 @@ def unknown_digests(digests: Sequence[str]) -> list[tuple[str, str]]:
         digests: The forms of one digest, one for each key of this process; see `Payloads.digests`.
 
     Returns:
-        The first digest of each range, and the first one after it.
+        The first digest of each range, and the first digest after it.
     """
     known = sorted({marked_key(each) for each in digests} - {""})
     return list(zip([_KEYED, *(f"{each[:-1]}/" for each in known)], [*known, _KEYED_END], strict=True))
@@ -140,7 +140,7 @@ def same_digest(stored: str, digests: Sequence[str]) -> bool:
     be invisible to a process without its key, and would happen twice.
 
     Args:
-        stored: A digest that the store has.
+        stored: A stored digest.
         digests: The forms of one digest, plain and with each key of this process.
     """
     return stored in digests or (
@@ -183,7 +183,7 @@ class Payloads:
         return text if text == _EMPTY else self._codec.encode(text, context=f"{kind} {owner}")
 
     def decode(self, kind: str, owner: str, text: str) -> str:
-        """Return the text of this kind and owner that the store has.
+        """Return the stored text of this kind and owner.
 
         Raises:
             UnknownEncryptionKey: The codec does not have its key.
@@ -219,15 +219,15 @@ class Payloads:
         return digest[len(_PLAIN) :] if digest.startswith(_PLAIN) else f"{self._key_marks[0]}{self._digest(digest)}"
 
     def stored_digest(self, digest: str) -> str:
-        """Return a digest that the store has, so that `keyed_digest` returns it unchanged."""
+        """Return a stored digest, so that `keyed_digest` returns it unchanged."""
         is_as_stored = not digest or self._digest is None or digest.startswith(_KEYED) or not self._encrypts
         return digest if is_as_stored else f"{_PLAIN}{digest}"
 
     def digests(self, digest: str) -> tuple[str, ...]:
         """Return all forms in which a store may have a digest: under each key of the codec, and plain.
 
-        The first one is what `keyed_digest` returns. Without contents there is no keyed digest, only the marks of the
-        keys, so that `same_digest` knows them.
+        The first digest is what `keyed_digest` returns. Without contents there is no keyed digest, only the marks of
+        the keys, so that `same_digest` knows them.
         """
         if self._digest is None:
             return (digest,)
@@ -297,7 +297,7 @@ class EncodingCommitter:
 
     def _encoded(self, ops: Sequence[Op]) -> list[Op]:
         if self._payloads.reads_only:
-            raise NotSupported("a store whose contents are only shown cannot be written: no run can be executed")
+            raise NotSupported("cannot execute a run: this process opened the store only to show its contents")
         encoded = []
         for op in ops:
             encode = self._encode.get(op.name)
@@ -312,7 +312,7 @@ class EncodingCommitter:
     def _keep(self, ops: Sequence[Op], encoded: Sequence[Op]) -> None:
         for op, sent in zip(ops, encoded, strict=True):
             if sent is not op:
-                self._unconfirmed[id(op)] = op, sent  # holds the operation, so that no other one gets its id
+                self._unconfirmed[id(op)] = op, sent  # holds the operation, so that no other operation gets its id
         while len(self._unconfirmed) > _MOST_REPEATED:
             del self._unconfirmed[next(iter(self._unconfirmed))]
 

@@ -21,7 +21,7 @@ from .base import Engine, Guard, Op, OperationSet
 class Process:
     """This process, without a system call in each commit."""
 
-    forks: ClassVar[int] = 0  # between the first process and this one
+    forks: ClassVar[int] = 0  # between the first process and this process
 
 
 class SafetyFinding(NamedTuple):
@@ -84,12 +84,12 @@ class SharedEngine(Engine):
             await in_thread(self._close_now)  # the loop's executor would end with the main thread
 
     def close_now(self) -> None:
-        """Close from code that has no event loop, or must not wait for one."""
+        """Close from code without an event loop, or which must not wait for it."""
         if self._release():
             self._close_now()
 
     def _release(self) -> bool:
-        """Count one user less; True if it was the last one, which must close the engine."""
+        """Count one user less; True if it was the last user, which must close the engine."""
         with self._open_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
@@ -113,7 +113,7 @@ class SharedEngine(Engine):
 
 
 def _forked() -> None:
-    """Replace the locks: a thread of the parent may have held one, and does not exist here to release it."""
+    """Replace the locks: a thread of the parent may have held a lock, and does not exist here to release it."""
     Process.forks += 1
     kinds = SharedEngine.__subclasses__()
     for kind in kinds:
@@ -152,7 +152,7 @@ class ReadOnlyEngine(Engine):
         self.location = engine.location
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only this kind of engine has, such as `ask`."""
+        """Return what only this kind of engine provides, such as `ask`."""
         return getattr(self._engine, name)
 
     def share(self) -> ReadOnlyEngine:
@@ -179,5 +179,5 @@ class ReadOnlyEngine(Engine):
         await self._engine.close()
 
     def close_now(self) -> None:
-        """Close from code that has no event loop."""
+        """Close from code without an event loop."""
         self._engine.close_now()

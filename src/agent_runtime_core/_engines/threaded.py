@@ -101,7 +101,7 @@ class ThreadedTx:
         self.engine.store_fence(self, key, token)
 
     def fenced(self, key: str) -> str | None:
-        """Return the fence of a key, and keep other transactions from changing it before the end of this one.
+        """Return the fence of a key, and keep other transactions from changing it before the end of this transaction.
 
         Args:
             key: The key.
@@ -117,7 +117,7 @@ class ThreadedEngine(SharedEngine):
     """The base class of an engine on a driver whose calls block.
 
     A subclass defines `connect`, `begin`, `stored_fence`, `store_fence`, `is_lost` and `is_conflict`, and sets
-    `driver_errors`. It overrides `end`, `roll_back` and `disconnect` if the connection has no `commit()`, `rollback()`
+    `driver_errors`. It overrides `end`, `roll_back` and `disconnect` if the connection lacks `commit()`, `rollback()`
     and `close()`. The class brings the threads, the order of commits, groups, repeats after a lost connection, guards,
     reads, listening in this process, and `close`.
 
@@ -226,7 +226,7 @@ class ThreadedEngine(SharedEngine):
 
     @abstractmethod
     def begin(self, conn: Any, *, writes: bool) -> Any:
-        """Begin a transaction; without `writes`, one that sees the same data in all its statements.
+        """Begin a transaction; without `writes`, a transaction that sees the same data in all its statements.
 
         Args:
             conn: The connection.
@@ -245,7 +245,7 @@ class ThreadedEngine(SharedEngine):
         conn.commit()
 
     def roll_back(self, conn: Any) -> None:
-        """Undo the transaction, if there is one. By default with `conn.rollback()`.
+        """Undo the open transaction, if any. By default with `conn.rollback()`.
 
         Args:
             conn: The connection.
@@ -254,14 +254,14 @@ class ThreadedEngine(SharedEngine):
 
     @abstractmethod
     def stored_fence(self, conn: Any, key: str, *, lock: bool) -> str | None:
-        """Return the fence of a key that no row of an operation set has.
+        """Return the fence of a key that is in no row of an operation set.
 
-        With `lock`, no other transaction can store a fence of the key before this one ends.
+        With `lock`, no other transaction can store a fence of the key before this transaction ends.
 
         Args:
             conn: The connection.
             key: The key.
-            lock: Whether no other transaction may store a fence of the key before this one ends.
+            lock: Whether no other transaction may store a fence of the key before this transaction ends.
         """
 
     @abstractmethod
@@ -286,14 +286,14 @@ class ThreadedEngine(SharedEngine):
     def is_conflict(self, error: BaseException) -> bool:
         """Return whether another transaction is the cause of an error, so that a repetition may succeed.
 
-        That includes unique keys: another transaction stored the same key after this one had looked for it.
+        That includes unique keys: another transaction stored the same key after this transaction looked for it.
 
         Args:
             error: The error.
         """
 
     def is_of_driver(self, error: BaseException) -> bool:
-        """Return whether the driver has raised an error, which `translate` translates.
+        """Return whether the driver raised an error, which `translate` translates.
 
         Args:
             error: The error.
@@ -422,7 +422,7 @@ class ThreadedEngine(SharedEngine):
         """Wake the listeners of these topics, or all, from any thread.
 
         Args:
-            topics: The topics. None: all.
+            topics: The topics. If None, all.
         """
         with self._lock:
             chosen = [*self._listeners] if topics is None else topics
@@ -469,7 +469,7 @@ class ThreadedEngine(SharedEngine):
         session.close()
 
     def set_aside(self, batch: list[CommitRequest]) -> list[CommitRequest]:
-        """Return the requests that the thread of the commits applies now, without those that another one applies."""
+        """Return the requests that the thread of the commits applies now, without the requests of another thread."""
         return batch
 
     def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
@@ -491,7 +491,7 @@ class ThreadedEngine(SharedEngine):
         session.close()
 
     def _next_batch(self) -> list[CommitRequest]:
-        """Return the requests that wait together; none after the last one."""
+        """Return the requests that wait together; none after the last request."""
         batch: list[CommitRequest] = []
         request = self._inbox.get()
         while request is not None:
@@ -508,11 +508,11 @@ class ThreadedEngine(SharedEngine):
 
     def _commit(self, session: _Session, batch: list[CommitRequest]) -> None:
         """Apply a group, and set the result or the error of each of its requests."""
-        batch = [request for request in batch if not request.timed_out]  # its caller has an error
+        batch = [request for request in batch if not request.timed_out]  # its caller received an error
         if not batch:
             return
         if len(batch) > 1 and self.not_repeatable and self._has_function(batch):
-            for request in batch:  # no function of a user is called again because another request has failed
+            for request in batch:  # no function of a user is called again because another request failed
                 self._commit(session, [request])
             return
         until, pause = time.monotonic() + self.timeout, _PAUSE
@@ -527,7 +527,7 @@ class ThreadedEngine(SharedEngine):
                 if len(batch) == 1:
                     batch[0].error = self._translated(error)
                     return
-                # One of them has failed: the others are applied as if each were alone.
+                # A request failed: the others are applied as if each were alone.
                 for request in batch:
                     self._commit(session, [request])
                 return
@@ -631,8 +631,8 @@ class ThreadedEngine(SharedEngine):
         """Execute statements in one transaction, and return the rows of each. Needed for operation sets with batches.
 
         All transactions must lock the rows of runs in one order. So several statements need a lock of `keys`, the runs
-        of their claims, before the first one. Each statement must leave alone what it may not change: a run whose claim
-        is another, and a store with `MARK`.
+        of their claims, before the first statement. Each statement must leave alone what it may not change: a run whose
+        claim is another claim, and a store with `MARK`.
 
         Args:
             conn: The connection.
@@ -648,7 +648,7 @@ class ThreadedEngine(SharedEngine):
         raise NotSupported(f"{type(self).__name__} does not define execute_batch, so it takes no batches")
 
     def _apply_together(self, conn: Any, batch: Sequence[CommitRequest], topics: set[str]) -> bool:
-        """Apply a group in one transaction. False: one of several requests has failed, and nothing is stored."""
+        """Apply a group in one transaction. False if one of several requests failed; then nothing is stored."""
         tx = self.transaction_class(self, conn, self.begin(conn, writes=True))
         try:
             for lock in self.locks:
@@ -786,7 +786,7 @@ class ThreadedEngine(SharedEngine):
 
 
 def _run_of(op: Op) -> object:
-    """Return the id of the run that an operation names first, None without one."""
+    """Return the id of the run that an operation names first, or None."""
     first = op.args[0] if op.args else None
     return first if isinstance(first, str) else getattr(first, "run_id", None)
 
@@ -805,7 +805,7 @@ def _forget(batch: Sequence[CommitRequest]) -> None:
 
 
 class _OneFailed(Exception):
-    """One request of a group has failed in its operations."""
+    """One request of a group failed in its operations."""
 
 
 class _Session:
@@ -822,7 +822,7 @@ class _Session:
         return self._conn
 
     def roll_back(self) -> None:
-        """Undo what an error has left open; without that, drop the connection."""
+        """Undo what an error left open; without that, drop the connection."""
         if self._conn is not None:
             try:
                 self._engine.roll_back(self._conn)
@@ -839,7 +839,7 @@ class _Session:
 
 
 def _answer(read: _Read) -> None:
-    """Set the outcome of a read, unless its caller has been cancelled."""
+    """Set the outcome of a read, unless its caller was cancelled."""
     if read.future.done():
         return
     if read.error is not None:

@@ -21,7 +21,7 @@ from .run_writer import StepWriter, UnconfirmedWrite
 from .step import CURRENT_STEP, Identity
 from .step_journal import StepJournal
 
-LIST_KEY: Final = "x::0"  # of the steps of a list without a scope of its own
+LIST_KEY: Final = "x::0"  # of the steps of a list without a separate scope
 _ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")
 
 
@@ -59,7 +59,7 @@ class CheckpointWriter:
         self.next_seq: Callable[[], int] = count().__next__
         self.state: SavedState | None = None
         self.results: dict[str, str] = {}  # JSON texts by label
-        self.earlier: dict[str, Any] = {}  # the loaded ones, which steps of a list can read
+        self.earlier: dict[str, Any] = {}  # the loaded results, which steps of a list can read
         self.custom_state: str = "{}"
         self._ctx, self._key, self._poll_interval = ctx, key, poll_interval
         self._labels: Mapping[Identity, str] = labels or {}
@@ -87,7 +87,7 @@ class CheckpointWriter:
         kept = False
         for record in records:
             await self._emit(record)
-            if record.state is not None:  # also of a start: in a DAG, only the first start has the state
+            if record.state is not None:  # of a start too: in a DAG, only the first start contains the state
                 self.custom_state = record.state
             if record.kind == DONE and (label := self._labels.get((record.name, record.key))) is not None:
                 self._keep(label, record)
@@ -118,13 +118,13 @@ class CheckpointWriter:
 
     async def _emit(self, record: Record) -> None:
         if record.kind == FAILED and (record.key.startswith("k:") or '"StepCancelledError"' in (record.info or "")):
-            return  # a call in an agent loop has no events of steps, and a cancelled step has not failed
+            return  # a call in an agent loop produces no events of steps, and a cancelled step did not fail
         for kind, payload in derived_events("", record):
             fields = {name: value for name, value in payload.items() if name not in _ONLY_IN_JOURNALS}
             await self._ctx.emit(EventType(kind), fields)
 
     def _keep(self, label: str, record: Record) -> None:
-        assert self.state is not None  # else no step has a label
+        assert self.state is not None  # else no step would be labeled
         self.results[label] = record.result or "null"
         self.state.completed_steps.append(label)
         if record.key == LIST_KEY:
@@ -132,7 +132,7 @@ class CheckpointWriter:
 
     async def _save(self) -> None:
         assert self.state is not None
-        async with self._saving:  # else an older state could be the last one saved
+        async with self._saving:  # else an older state could be saved last
             whole = dict(await self._ctx.get_state() or {})
             whole[self._key] = self.state.to_dict() | {
                 "step_results": {label: json.loads(text) for label, text in self.results.items()},
@@ -176,7 +176,7 @@ class _PollingClock(Clock):
 
 
 def unsaved_steps(ctx: Any) -> StepJournal[StepWriter]:
-    """Return a journal for an agent loop in a context without one: events are emitted, and no result is saved.
+    """Return a journal for an agent loop in a context without a journal: events are emitted, and no result is saved.
 
     A context in which several loops run may have a `StepKeys` as `step_keys`. Then they have different keys.
     """

@@ -69,7 +69,7 @@ def _effect_operations(row: EffectRow, record: Record, call: ChildCall | None) -
 
 
 def _records_in(ops: Sequence[Op]) -> list[Record]:
-    """Return the records that these operations append, those of transactions without their results."""
+    """Return the records that these operations append; records of transactions without their results."""
     return records_of(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
 
 
@@ -77,14 +77,14 @@ class ClaimWriter:
     """Writes for one claim; every engine refuses its writes once another claim exists. `open` it before the first read.
 
     Attributes:
-        on_events: Receives what makes the events that this claim has written: types with payloads, in order. It is
+        on_events: Receives what makes the events that this claim wrote: types with payloads, in order. It is
             called later, in another thread, so that a step does not wait for it.
         on_write: Called with each write of the run's code; None without a stall limit.
         closed_error: Why the step of that name must not start; None while steps may start.
         outlast: Waits during an outage, which began at that monotonic time, before a commit is repeated. Returns False
-            if the commit must fail instead. None: it fails after `BUSY_ATTEMPTS`.
+            if the commit must fail instead. If None, it fails after `BUSY_ATTEMPTS`.
         unconfirmed: Commits with an unknown outcome, oldest first.
-        parent_id: The run that called this one. None if there is none, and once its lineage was read.
+        parent_id: The run that called this run. None without a parent, and once its lineage was read.
         arrival: The order of arrival of the run, which tells it from a deleted run with the same id.
         input: The input of the run, as JSON.
         effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
@@ -129,7 +129,7 @@ class ClaimWriter:
         self.ends_at_once: bool = self._state is self._bus is self._queue
         self._mail_count: list[Op] = []  # returns the number of messages in the mailbox of the run
         self._on_mail_count: Callable[[int], None] | None = None
-        self._first_new_event = 0  # an earlier claim has reported the events with lower sequence numbers
+        self._first_new_event = 0  # an earlier claim reported the events with lower sequence numbers
         self._partially_written = False  # a write failed after it was committed on one of its engines
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
@@ -206,7 +206,7 @@ class ClaimWriter:
         return [results[:first], results[first:second], results[second:]]
 
     async def _commit(self, target: Committer, ops: Sequence[Op]) -> list[Any]:
-        """Commit these operations, together with the buffered ones if they are for the same engine."""
+        """Commit these operations, together with the buffered operations if they are for the same engine."""
         if self.on_write is not None:
             self.on_write()
         buffer = self._buffer
@@ -234,7 +234,7 @@ class ClaimWriter:
             self.unconfirmed.append(UnconfirmedWrite(records, reported=True))
 
     def _refused_flushes(self) -> list[Op]:
-        """Return the operations of flushes that a full store has refused, and note those with an unknown outcome.
+        """Return the operations of flushes that a full store refused, and note flushes with an unknown outcome.
 
         A flush without an outcome yet is kept: the commits after it have the same fate.
         """
@@ -252,13 +252,13 @@ class ClaimWriter:
     async def _commit_repeatedly(
         self, target: Committer, guard: Guard | None, ops: Sequence[Op], buffered: list[Op] | None = None
     ) -> list[Any]:
-        """Commit; repeat a commit that an outage has failed while that keeps the order of the journal.
+        """Commit; repeat a commit that an outage failed while that keeps the order of the journal.
 
         Args:
             target: The engine.
             guard: The guard of the commit.
             ops: The operations.
-            buffered: Operations before them, which come to include flushes that the same outage has refused.
+            buffered: Operations before them, which come to include flushes that the same outage refused.
         """
         began, tries = 0.0, 0
         try:
@@ -285,7 +285,7 @@ class ClaimWriter:
     async def _may_repeat(
         self, target: Committer, ops: Sequence[Op], error: Exception, began: float, tries: int
     ) -> bool:
-        """Return whether a commit that an outage has failed is repeated, after a pause if it lasts."""
+        """Return whether a commit that an outage failed is repeated, after a pause if it lasts."""
         quiet = BUSY_ATTEMPTS if self.outlast is None else 1  # a connection that was cut is no outage yet
         if tries <= quiet and isinstance(error, StorageBusy):
             return True
@@ -307,7 +307,7 @@ class ClaimWriter:
         ops: list[Op] = []
         if self.on_write is not None:
             self.on_write()
-        for record in records:  # usually one; `_new` does what the constructor of a NamedTuple does, but faster
+        for record in records:  # usually one record; `_new` does what the constructor of a NamedTuple does, but faster
             ops.append(_new(Op, ("journal.append", (self.run_id, record))))
         if self.effects:
             for record in records:
@@ -344,7 +344,7 @@ class ClaimWriter:
         """Return what makes the ends of steps durable when it is awaited.
 
         A single commit is not repeated here: `StepJournal.write` does that. Each step of a run comes through here, and
-        a coroutine of its own would cost it time.
+        a separate coroutine would cost it time.
         """
         buffer = self._buffer
         while buffer.flushed and buffer.flushed[0][0].result is not None:
@@ -363,8 +363,8 @@ class ClaimWriter:
 
         Args:
             records: The records.
-            queue: Operations for the same commit, if one engine has both.
-            reported: `on_events` has received the events of the records.
+            queue: Operations for the same commit, if one engine stores both.
+            reported: `on_events` already received the events of the records.
 
         Returns:
             The results of the operations of the queue.
@@ -384,7 +384,7 @@ class ClaimWriter:
         return results
 
     async def find_record(self, record: Record) -> Record | None:
-        """Return the record of this number if the journal has it from the same claim."""
+        """Return the record of this number if the same claim wrote it to the journal."""
         found = await self.state.records(self.run_id, record.seq - 1)
         return found[0] if found and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id) else None
 
@@ -397,10 +397,10 @@ class ClaimWriter:
         return await self.find_record(record)
 
     async def buffer(self, *records: Record, then: Sequence[Op] = ()) -> None:
-        """Write records before all later ones, and these operations, without waiting for the commit."""
+        """Write records before all later records, and these operations, without waiting for the commit."""
         ops = self._appends(records)
         ops += then
-        if ops and self.max_delay:  # one engine has everything
+        if ops and self.max_delay:  # one engine stores everything
             self._buffer.add(ops)
         elif ops:
             await self._commit_later(self._state, ops)
@@ -414,7 +414,7 @@ class ClaimWriter:
         await self.buffer(*records, then=self.state.status_ops(self.queue, self.run_id, status, self.clock.wall()))
 
     async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any) -> str | None:
-        """Run `fn` inside the commit of its own record.
+        """Run `fn` inside the commit that also writes its record.
 
         The events of the record are published by `publish_events`.
 
@@ -456,9 +456,9 @@ class ClaimWriter:
         return sequences
 
     async def ask(self, row: Row, name: str, request_id: str) -> int:
-        """Publish a question to a person, and post it to the mailbox of the run. Returns the number that it has there.
+        """Publish a question to a person, and post it to the mailbox of the run. Returns its number in the mailbox.
 
-        With the event it is one commit, if one engine has both. Otherwise the event comes last: a person who sees it
+        With the event it is one commit, if one engine stores both. Otherwise the event comes last: a person who sees it
         may answer immediately, and the mailbox decides what an answer is for.
         """
         post = [Op("queue.post", (self.run_id, MailboxMessage(QUESTION, name, row[2], request_id, row[3])))]
@@ -506,7 +506,7 @@ class ClaimWriter:
             The new row, then the results of `ops`.
 
         Raises:
-            RowChanged: The row has changed since it was read. If one engine has everything, nothing was written.
+            RowChanged: The row changed since it was read. If one engine stores everything, nothing was written.
                 Otherwise the caller repeats or corrects what was written to the journal and the bus.
         """
         if self._partially_written and self._publisher is not None:  # no later claim publishes what is missing
@@ -528,7 +528,7 @@ class ClaimWriter:
 
 
 def _events_of_records(run_id: str, records: Sequence[Record], step: Step | None) -> Iterator[TracedEvent]:
-    """Yield the events of records that code of `step` has written."""
+    """Yield the events of records that code of `step` wrote."""
     for record in records:
         events = derived_events(run_id, record)
         if includes_start(record):  # reported when the start was buffered
@@ -542,7 +542,7 @@ def _events_of_records(run_id: str, records: Sequence[Record], step: Step | None
 
 
 def _events_of_rows(rows: Sequence[Row]) -> Iterator[TracedEvent]:
-    for id_, kind, text, _ in rows:  # a trace has no mark
+    for id_, kind, text, _ in rows:  # the mark is not part of a trace
         yield agent_type(kind) if id_.startswith(AGENT_MARK) else kind, cast("dict[str, Any]", decode(text))
 
 
@@ -555,13 +555,13 @@ def records_of(ops: Sequence[Op]) -> list[Record]:
 
 
 class FlushTimer:
-    """The timer of all buffers of one engine in one event loop. Thousands of runs would start one for each step.
+    """The timer of all buffers of one engine in one event loop. Thousands of runs would start a timer for each step.
 
     It looks twice within the time that a write may be buffered, and flushes what it finds for the second time.
 
     Attributes:
         looks: How often it has looked.
-        buffers: Those that got operations since the last look but one.
+        buffers: The buffers that got operations since the last look but one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -612,7 +612,7 @@ class WriteBuffer:
         self._state = state
         self._timer: FlushTimer | None = None
         self._next_seq = 0
-        self._merged: Record | None = None  # the beginning of an attempt that `merge_begin_and_end` has removed
+        self._merged: Record | None = None  # the beginning of an attempt that `merge_begin_and_end` removed
 
     # -- the numbers of records
 
@@ -627,7 +627,7 @@ class WriteBuffer:
         self._next_seq = seq
 
     def is_newest(self, records: Sequence[Record]) -> bool:
-        """Whether no record has a higher number than these.
+        """Whether these records contain the highest number.
 
         Otherwise, repeating their commit could write them after a later record.
         """
@@ -677,7 +677,7 @@ class WriteBuffer:
         self.add(later)
 
     def withdraw(self, record: Record) -> bool:
-        """Remove a buffered record, because another one will stand for it too. Returns whether it was still there."""
+        """Remove a buffered record, because another record replaces it. Returns whether it was still there."""
         ops = self.ops
         for index in range(len(ops) - 1, -1, -1):
             op = ops[index]
@@ -713,7 +713,7 @@ class WriteBuffer:
 # -- engines that install claims
 #
 # The queue sets the fence of a claim on its own engine, and the runner copies it to the other engines. If two engines
-# have the same fences, the end of a run on one of them rejects the writes of the same claim on the other.
+# share the same fences, the end of a run on one of them rejects the writes of the same claim on the other.
 
 #: The ids of the engines that were found to have their own fences, by queue.
 _separate: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
@@ -725,7 +725,7 @@ async def require_separate_fences(queue: Any, backend: Any, guard: Guard) -> Non
     Args:
         queue: The queue.
         backend: A backend on another engine. Nothing was written to it under this claim.
-        guard: The claim, whose fence only the queue has set.
+        guard: The claim, whose fence only the queue set.
 
     Raises:
         InvalidArgument: The engine knows the claim already.
@@ -777,7 +777,7 @@ class EventPublisher:
 
     Attributes:
         unconfirmed: Events that were handed to the bus without waiting for the commit. They are published once more
-            with the next ones, in case they were lost.
+            with the next events, in case they were lost.
     """
 
     def __init__(self, run_id: str, bus: EventBus) -> None:

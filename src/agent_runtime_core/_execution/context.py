@@ -28,6 +28,7 @@ from ..limits import COUNTED, Budget, RunLimits
 from ..llm._finish_reasons import normal_reason
 from ..llm._prices import cost_usd as price_in_usd
 from ..portal import run_and_wait
+from ..queue.contents import TAGS
 from ..queue.records import RunRow
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
@@ -102,7 +103,7 @@ def charge(ctx: ChargedContext, model: str, charged: dict[str, Any], trace: Mapp
 
     Raises:
         LimitExceeded: A limit of the run is exceeded now. What was charged stays counted.
-        InvalidArgument: The calling code is in no step, or its step has ended.
+        InvalidArgument: The calling code is in no step, or its step ended.
     """
     scope, loop = ctx.journal.keys.scope(), ctx.control.loop
     if loop is None or not loop.is_running() or _on(loop):
@@ -175,6 +176,7 @@ class Context:
         control.context = ref(self)
         _make_steps_current(journal, services.tracer)
         input_, metadata = cast("tuple[dict[str, Any], dict[str, Any]]", (decode(row.input), decode(row.metadata)))
+        metadata.pop(TAGS, None)  # or a run that is submitted with this metadata would be rejected
         self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
         self.tenant: str | None = row.tenant or None
@@ -215,7 +217,7 @@ class Context:
 
     @property
     def initial_messages(self) -> list[Any]:
-        """The messages that the run began with, also if its agent has changed `input_messages` since."""
+        """The messages that the run began with, even if its agent changed `input_messages` since."""
         if self.history is not None:
             return self.history
         return cast("dict[str, Any]", decode(self._row.input)).get("messages") or []
@@ -248,7 +250,7 @@ class Context:
 
     @property
     def messages_read(self) -> int:
-        """The number of the last mailbox message that this claim has read."""
+        """The number of the last mailbox message that this claim read."""
         return 0 if self._waits is None else self._waits.messages_read
 
     @property
@@ -289,7 +291,7 @@ class Context:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The usage of all agent loops of this run so far; empty if none has begun."""
+        """The usage of all agent loops of this run so far; empty before the first loop."""
         if self._budget is None and not self.journal.view.charged_by_failures:
             return {}
         return self.budget.reported_usage() if self.budget.begun else {}
@@ -327,9 +329,9 @@ class Context:
                 `finish_reason`, `started_at` in seconds since 1970. They are not stored.
 
         Raises:
-            LimitExceeded: The run has now used more than one of its limits allows. The call is counted.
-            InvalidArgument: The call is between steps, where a resumed run would count it twice, or after the step
-                has ended, or a number is negative.
+            LimitExceeded: The run now used more than a limit of it allows. The call is counted.
+            InvalidArgument: The call is between steps, where a resumed run would count it twice, or after the end of
+                the step, or a number is negative.
         """
         charge(self, model, charge_of(model, input_tokens, output_tokens, cost_usd, turns, tool_calls), trace)
 
@@ -417,15 +419,15 @@ class Context:
             if await ctx.patched("check-stock"):
                 await ctx.step("check", check)
 
-        True for a run that comes here for the first time, and from then on for that run. False for a run that went
-        past this point before the change: it has later saved results, or a started step without a result. A run has
-        one decision for each name, which the first call in an execution makes.
+        True for a run that comes here for the first time, and from then on for that run. False for a run that went past
+        this point before the change: there are later saved results in it, or a started step without a result. A run
+        makes one decision for each name, in the first call of an execution.
 
         Args:
-            name: Name of the change. Use a new one for each change.
+            name: Name of the change. Use a new name for each change.
 
         Raises:
-            InvalidArgument: The call is inside a step, or in a task that the run has started.
+            InvalidArgument: The call is inside a step, or in a task that the run started.
         """
         await self.control.ensure_open()
         return await self._steps.patched(name)
@@ -444,8 +446,8 @@ class Context:
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """Run `fn(conn, *args)` inside the commit that saves its result: exactly once.
 
-        On SQLite, `conn.execute` and `conn.executemany` reach the file that has the journal. On PostgreSQL, `conn` is a
-        `psycopg.Connection` to the database that has the journal, whose `transaction()` sets a savepoint. The tables of
+        On SQLite, `conn.execute` and `conn.executemany` reach the file with the journal. On PostgreSQL, `conn` is a
+        `psycopg.Connection` to the database with the journal, whose `transaction()` sets a savepoint. The tables of
         this library are rejected.
 
         Args:
@@ -478,7 +480,7 @@ class Context:
         return await self._steps.recorded_value(name, make, key)
 
     def started_without(self, name: str) -> bool:
-        """Return whether the run has recorded steps, but no `recorded_value` of that name.
+        """Return whether the run recorded steps, but no `recorded_value` of that name.
 
         Args:
             name: Name of the value.
@@ -525,7 +527,7 @@ class Context:
         the runner, such as `run.succeeded`, is stored with `Event.from_agent`, and changes nothing about the run.
 
         Args:
-            event_type: An `EventType`, or a name of your own.
+            event_type: An `EventType`, or a name that you choose.
             payload: The fields of the event, which must be JSON-serializable.
 
         Raises:
@@ -682,7 +684,7 @@ class Context:
             key: As for `sleep`.
 
         Returns:
-            The messages in the order in which they were sent; none if `timeout` has passed.
+            The messages in the order in which they were sent; none after `timeout`.
         """
         await self.control.ensure_open()
         return await self.waits.messages(timeout, key)
@@ -693,7 +695,7 @@ class Context:
     ) -> RunResult:  # fmt: skip
         """Run another agent as a child run and return its result.
 
-        The child has the same run id on every attempt of this run, so it is never run twice.
+        The run id of the child is the same on every attempt of this run, so the child never runs twice.
 
         Args:
             agent: The agent, or its key.

@@ -104,7 +104,7 @@ class ContextSteps:
             self._journal.leave(mismatch)
             raise
         work = (ctx, name, key, fn, args, function, options, digest)
-        # A guarded step that was cut off may still be running: it has the same key.
+        # A guarded step that was cut off may still be running: it uses the same key.
         if record is None and (given_key is not None or guarded or self.scope is not None):
             async with keys.exclusive(name, key):
                 record = await self._lookup_confirmed(name, key)
@@ -127,7 +127,7 @@ class ContextSteps:
         self, ctx: Any, name: str, key: str, fn: Callable[..., Any], args: tuple[Any, ...], function: StepFunction,
         options: StepOptions, digest: str | None,
     ) -> Any:  # fmt: skip
-        """Run a step that has no record yet and return its result."""
+        """Run a step without a record and return its result."""
         journal, keys, guarded, opened = self._journal, self._journal.keys, options.on_in_doubt != "retry", None
         # A flag instead of a call, for the usual run.
         place = partial(journal.position, name, key) if journal.view.opened else journal.records.next_position
@@ -160,7 +160,7 @@ class ContextSteps:
         return value
 
     def _next_step(self, name: str, key: str, digest: str | None, *, guarded: bool = False) -> Record | None:
-        """Return the record of the next step if there is one."""
+        """Return the record of the next step, or None."""
         journal = self._journal
         record = journal.lookup(name, key)
         again = self._error_again(name, key, digest) if journal.view.errors_before else None
@@ -183,9 +183,9 @@ class ContextSteps:
     def _error_again(self, name: str, key: str, digest: str | None) -> dict[str, Any] | None:
         """Return what this call raised in an earlier attempt, in which the code then used its key again.
 
-        The outcome of the step is that of the later call, which may be another step: if the arguments do not tell them
-        apart, each call must have its own outcome again. Otherwise the later call would get the next key, and its
-        effect would be repeated.
+        The outcome of the step is the outcome of the later call, which may be another step: if the arguments do not
+        tell them apart, each call must get its own outcome again. Otherwise the later call would get the next key, and
+        its effect would be repeated.
         """
         view = self._journal.view
         errors, number = view.errors_before.get((view.journal_name(name, key), key), ()), 0
@@ -228,7 +228,7 @@ class ContextSteps:
             raise
 
     def _check_arguments(self, name: str, key: str, digest: str | None) -> None:
-        """Raise JournalMismatch if the journal has these arguments of a guarded step under another key only.
+        """Raise JournalMismatch if the journal contains these arguments of a guarded step under another key only.
 
         The step would get the outcome of another effect, and the step that had it would take place again.
         """
@@ -250,14 +250,14 @@ class ContextSteps:
         if self._is_ambiguous(record):
             raise JournalMismatch(
                 f"step {record.name!r} must have a key, got none. Several steps of that name ran concurrently without "
-                "keys, and the saved result has other arguments, so it may be that of another step. "
-                f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a name of its own",
+                "keys, and the saved result has other arguments, so it may belong to another step. "
+                f"Give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a separate name",
                 recorded=record.name,
                 found=record.name,
             )
         if on_changed_input == "raise":
             raise JournalMismatch(
-                f"step {record.name!r} must have the arguments of its saved result, got other ones. Restore "
+                f"step {record.name!r} must have the arguments of its saved result, got other arguments. Restore "
                 "them, give the step another key, or drop on_changed_input='raise'",
                 recorded=record.name,
                 found=record.name,
@@ -319,7 +319,7 @@ class ContextSteps:
         self, name: str, key: str, fn: Callable[..., Any], args: tuple[Any, ...], function: StepFunction,
         digest: str | None,
     ) -> Record:  # fmt: skip
-        """Run a transaction that has no record yet and return its record."""
+        """Run a transaction without a record and return its new record."""
         journal = self._journal
         position = journal.position(name, key)
         # Numbered before the commit: the writer thread only adds the result.
@@ -388,7 +388,7 @@ class ContextSteps:
         return value
 
     def started_without(self, name: str) -> bool:
-        """Return whether the run has recorded steps, but no `recorded_value` of that name."""
+        """Return whether the run recorded steps, but no `recorded_value` of that name."""
         return (
             bool(self._journal.view.completed or self._journal.view.started)
             and self._journal.lookup(name, "v:0") is None
@@ -410,7 +410,7 @@ class ContextSteps:
         return self._patches[name]
 
     async def _decide(self, name: str, key: str) -> bool:
-        """Return the recorded decision. A run that has no later record takes the new code and records that."""
+        """Return the recorded decision. A run without a later record takes the new code and records that."""
         journal = self._journal
         record = await self._lookup_confirmed(name, key)
         if record is not None:

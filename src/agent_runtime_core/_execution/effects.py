@@ -6,7 +6,7 @@ is no ordinary error, nor is a result that cannot be stored, a time limit, or a 
 
 So the record of its start puts the step in doubt, in the journal and in `JournalView.started`. Only two records end
 that: DONE, and RETRYING or FAILED for an ordinary error. Its effect row in the state store is written in the commits
-that record its start and its end. So if two runs reach the step at the same time, only one of them starts it.
+that record its start and its end. So if two runs reach the step at the same time, only one run starts it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Guarded(Protocol):
 
 
 class TimeLimitPassed(TimeoutError):
-    """The time limit of a guarded step has passed, so its outcome is unknown; the text names the limit."""
+    """The time limit of a guarded step was reached, so its outcome is unknown; the text names the limit."""
 
 
 def effect_row(journal: RunJournal, name: str, key: str, digest: str, status: str) -> EffectRow:
@@ -132,7 +132,7 @@ async def _join_lineage(journal: RunJournal, parent_id: str) -> None:
     run_id, caller_origin = writer.run_id, parent_id
     parent = await writer.queue.row(parent_id)
     if parent is None:
-        # Its deletion has recorded the lineages of its children, unless no other run could call them again.
+        # Its deletion recorded the lineages of its children, unless no other run could call them again.
         view.origin = await stored_origin(writer.state, run_id)
         return
     in_lineage = parent.parent_id is not None or await is_fork(writer.state, parent)
@@ -208,7 +208,7 @@ async def leave_if_deleted(queue: RunQueue, state: StateStore, origin: str, run_
 
 
 def _is_approved(journal: RunJournal) -> bool:
-    """Return whether the run has an approval that was not copied from another run."""
+    """Return whether the run contains an approval that was not copied from another run."""
     return any(is_approval(record) and not is_copied(record) for record in journal.view.completed.values())
 
 
@@ -260,7 +260,7 @@ class GuardedStep:
     async def may_have_happened(self) -> bool:
         """Return whether the step may be missing in the copy from which the store was restored.
 
-        That is so for each step without a record, until a person has confirmed for the run that the copy lacks none.
+        That is so for each step without a record, until a person confirms for the run that the copy is complete.
         """
         journal, queue = self.journal, self.journal.writer.queue
         if journal.restored is None:
@@ -274,7 +274,7 @@ class GuardedStep:
 
     @property
     def is_shared(self) -> bool:
-        """Whether an earlier call had the key of this one, or of a step around it, and may have had another effect."""
+        """Whether an earlier call used the key of this call, or of a step around it, perhaps with another effect."""
         found = self.journal.view.errors_before
         scope = self.journal.keys.scope() if found else None
         while scope is not None and (scope.name, scope.key) not in found:
@@ -308,7 +308,7 @@ class GuardedStep:
 
         Args:
             error: What the attempt raised.
-            returned: The function has returned, so the error is about its result.
+            returned: The function returned, so the error is about its result.
 
         Returns:
             The error to raise if the step is in doubt; None if its function raised an ordinary error.
@@ -345,7 +345,7 @@ class GuardedStep:
                 break
 
     async def check_approval(self) -> None:
-        """Find out whether the runs that this one was forked from have spent all of its approvals."""
+        """Find out whether the runs that this run was forked from used all of its approvals."""
         journal = self.journal
         if (
             journal.view.spent_approvals
@@ -375,11 +375,11 @@ class GuardedStep:
         """Read the rows of this effect in all calls of this child.
 
         The caller may call the child less often than the run that it was forked from, because no call fails. Then its
-        calls have other numbers. An effect that another run has started is repeated or reused by one call of this
-        caller, which enters it in the lineage of that effect. A call whose lineage is taken so uses the other one.
+        calls get other numbers. An effect that another run started is repeated or reused by one call of this caller,
+        which enters it in the lineage of that effect. A call whose lineage is taken so uses the other lineage.
         """
         writer, row = self.journal.writer, self.row
-        taken = dict.fromkeys(call.copied, "")  # lineages, with those of the calls of this caller that took them
+        taken = dict.fromkeys(call.copied, "")  # lineages, with the lineages of the calls of this caller that took them
         same_input = {row.origin: True}
         self.other_rows = []
         for each in await self._calls(row):
@@ -435,9 +435,9 @@ class GuardedStep:
         return None
 
     def _can_reuse(self, other: EffectRow) -> bool:
-        """Return whether the policy of the run is to use the result of that row, and it has these arguments.
+        """Return whether the run's policy is to use the result of that row, and the arguments are the same.
 
-        A row whose run was erased has no result.
+        A row whose run was erased contains no result.
         """
         wanted = self.journal.view.effects_policy == "reuse" and other.status == HAPPENED
         if not wanted or other.digest != self.digest or other.result is None:
@@ -492,7 +492,7 @@ class GuardedStep:
 
 
 async def refuse_again(journal: RunJournal, work: Guarded) -> None:
-    """Raise EffectAlreadyDone if another run has done the step, as when its code went on after that error.
+    """Raise EffectAlreadyDone if another run did the step, for example because its code continued after that error.
 
     Called for a step that the journal does not have in this position.
     """

@@ -36,11 +36,11 @@ class StateText:
         self.size: int = len(whole)
         self.added: str = ""  # the last part, if it is an extension
         self._whole: str | None = whole
-        self._parts: list[str] = []  # without the last brace, once there is more than one; shared with later texts
+        self._parts: list[str] = []  # without the last brace, if there are several parts; shared with later texts
         self._count = 0  # of the parts that belong to this text
 
     def extended(self, added: str) -> StateText:
-        """Return the text of a state that has the entries of this one, and then those of the object `added`."""
+        """Return the text of a state with the entries of this state, and then the entries of the object `added`."""
         parts = self._parts[: self._count] if len(self._parts) > self._count else self._parts
         if not parts:
             parts.append(str(self)[:-1])
@@ -71,7 +71,7 @@ class _Lists:
 
     def __init__(self) -> None:
         self.own: dict[str | None, tuple[int, str]] = {}  # the number of the record and the state of each list
-        self.reached: tuple[int, str] | None = None  # the last state that this claim has reached
+        self.reached: tuple[int, str] | None = None  # the last state that this claim reached
         self.recorded: list[str] = []  # what differences may refer to
         self.last: _Recorded | None = None
 
@@ -100,14 +100,14 @@ class ListStates:
         return lists
 
     def read(self, key: str, number: str | None, seq: int, recorded: str, *, at_start: bool = False) -> None:
-        """Note a state that the journal has.
+        """Note a state that is in the journal.
 
         Args:
             key: The key of the list.
             number: Identifies the list under this key.
             seq: The number of the record.
             recorded: The state, as recorded.
-            at_start: The record is that of a start. Forks do not copy it, so no difference may refer to it.
+            at_start: The record is the start of a step. Forks do not copy it, so no difference may refer to it.
         """
         lists = self._lists(key)
         lists.own[number] = seq, recorded
@@ -116,7 +116,7 @@ class ListStates:
             lists.last = None
 
     def set(self, key: str, number: str | None, seq: int, recorded: str, state: str | StateText) -> None:
-        """Note the state of a list after its last step, and how the record of that number has it."""
+        """Note the state of a list after its last step, and its form in the record of that number."""
         lists = self._lists(key)
         lists.own[number] = lists.reached = seq, recorded
         lists.add(recorded)
@@ -130,7 +130,7 @@ class ListStates:
         self._lists(key).reached = -1, state
 
     def of(self, key: str, number: str) -> str | None:
-        """Return the last state of a list; None if no record has one."""
+        """Return the last state of a list; None if no record contains a state."""
         lists = self._lists(key)
         own = lists.own.get(number)
         if own is None:
@@ -145,17 +145,17 @@ class ListStates:
         return lists.own[number][1] in lists.recorded
 
     def before(self, key: str) -> str | None:
-        """Return the last state of the lists under this key that this claim has reached."""
+        """Return the last state of the lists under this key that this claim reached."""
         reached = self._lists(key).reached
         return None if reached is None else self._whole(key, reached[1])
 
     def to_record(self, key: str, state: StateText, before: StateText | None = None) -> str:
-        """Return what the next record of a list has for this state: the state, or a shorter difference.
+        """Return what the next record of a list contains for this state: the state, or a shorter difference.
 
         Args:
             key: The key of the list.
             state: The state.
-            before: The state that this one extends, if it does so.
+            before: The state that this state extends, if it does so.
         """
         lists, size = self._lists(key), state.size
         if size <= _COST or not lists.recorded:
@@ -241,12 +241,12 @@ CONCURRENT_INFO: Final = '{"beside":true}'  # the `info` of a concurrent step
 MAIN_TASK: Final = "own"  # the step ran in the main task of the run
 ONLY_STEP: Final = "alone"  # no other step was running
 
-TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a task of its own
+TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a separate task
 
 GUARDED_FIELD: Final = "guarded"  # in the `info` of the start of a guarded step
 CHILD_IN_DOUBT: Final = "doubt"  # in the `info` of the end of a child run that failed with a guarded step in doubt
 BEFORE_FIELD: Final = "before"  # in the `info` of the start of a step: see `errors_before`
-ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it has started, if that is guarded
+ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it started, if that is guarded
 
 CHILD: Final = "call:"  # before the agent key in the name of a child run
 SIGNAL: Final = "signal:"  # before the name of a signal or an approval in the name of its wait
@@ -291,7 +291,7 @@ def has_place(record: Record) -> bool:
 
 
 def as_concurrent(record: Record) -> Record:
-    """Return the record as that of a concurrent step."""
+    """Return the record as the record of a concurrent step."""
     if was_concurrent(record):
         return record
     return record._replace(info=CONCURRENT_INFO if record.info is None else f"{record.info[:-1]},{CONCURRENT_INFO[1:]}")
@@ -308,41 +308,41 @@ _NOTHING: Final[Any] = frozenset()
 
 
 class JournalView:
-    """The records of a run, read once, and the ends of steps that the claim has added since.
+    """The records of a run, read once, and the ends of steps that the claim added since.
 
     Attributes:
         completed: The DONE record of each step.
-        started: Steps in doubt: they were started and no end is recorded. The number of that record. Those of this
-            claim are only the guarded ones.
-        wait_deadlines: Until when a started wait lasts, None if it has no limit, and when it began, in wall seconds.
+        started: Steps in doubt: they were started and no end is recorded. The number of that record. Of this claim only
+            guarded steps are included.
+        wait_deadlines: Until when a started wait lasts, None if it is not limited, and when it began, in wall seconds.
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
         resets: How often the lists of a scope were restarted.
         states: The last states of the step lists.
-        end_record: The last end of the run, if it has ended.
+        end_record: The last end of the run, or None.
         reopened_at: Wall seconds at which this generation began, if it is not the first.
         origin: The first run of the lineage of forks. `effects.join_lineage` corrects it for a child of a fork.
-        effects_policy: What happens to guarded steps that another run of the lineage has done.
+        effects_policy: What happens to guarded steps that another run of the lineage completed.
         spent_approvals: Approvals in the copied records: their names, keys and runs.
         length: How many records there are.
         ends: How many of them are ends of steps, waits and values.
-        former_names_by_name: The names that a step had before, the last one first.
+        former_names_by_name: The names that a step used before, the last name first.
         swallowed_failures: Imperative steps that failed for good and whose caller continued.
         ordered: Imperative steps, child runs and waits that were not concurrent, in the order of their start. Those
             without an end are among them, except at the end of the list, where the code may replace them.
-        opened: Those of them without an end, and where their last attempt failed.
-        shared_waits: Names of waits without a key that tasks of the run have called. The next execution may give their
-            keys to the main task, so waits of these names have no order.
+        opened: Entries of `ordered` without an end, and where their last attempt failed.
+        shared_waits: Names of waits without a key that tasks of the run called. The next execution may give their keys
+            to the main task, so waits of these names have no order.
         guarded: Guarded steps that were started and did not fail. Of child runs and answered approvals, those inside of
-            steps. What a step calls in tasks that it has started is left out.
+            steps. What a step calls in tasks that it started is left out.
         guarded_inside: What of `guarded` is directly or indirectly inside a step, by the id of its scope. Of something
             that is inside another step of it, that step.
         last_seq: The number of the last end of a step.
         ended_tries: Steps whose last attempt failed, and that have not started again.
         charged_by_failures: What was counted in attempts that failed, by step.
         children_in_doubt: Child runs that failed with a guarded step in doubt.
-        errors_before: What the calls raised that had the key of a step before its last call, as the start of that call
-            has it. These calls raise it again: see `StepKeys.next_key`.
+        errors_before: What the calls raised that used the key of a step before its last call, as recorded in the start
+            of that call. These calls raise it again: see `StepKeys.next_key`.
     """
 
     def __init__(self, run_id: str, records: Sequence[Record], wall: Callable[[], float]) -> None:
@@ -375,7 +375,7 @@ class JournalView:
         self._start_digests: dict[Identity, str | None] = {}
         self._held: set[Identity] = set() if records else _NOTHING
         self._failures_inside: dict[str, dict[Identity, Record]] = {}  # of guarded steps, by the step around them
-        # Steps without keys that are guarded, or contain a guarded one.
+        # Steps without keys that are guarded, or contain a guarded step.
         self._guarded_starts: set[Identity] = set() if records else _NOTHING
         self._new_starts: list[Identity] = [] if records else _NOTHING  # that are not in `_scopes` yet
         self._scopes: dict[str, Identity] = {}  # started steps, by the ids of their scopes
@@ -383,7 +383,7 @@ class JournalView:
         # No record shows yet whether their callers continued.
         self._failures: list[Record] = [] if records else _NOTHING
         self.ended_tries: set[Identity] = set()
-        self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in tasks of their own; the list's number
+        self._started_in_tasks: dict[Identity, str] = {}  # steps of lists in separate tasks; the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._journal_names: dict[Identity, str] = {}  # the former names that were found
@@ -417,12 +417,12 @@ class JournalView:
                 if key[0] == "c" and _has_info(record, CHILD_IN_DOUBT):
                     self.children_in_doubt.add(identity)
                 if has_place(record):
-                    ordered[identity] = record  # the last one: an unconfirmed end may be applied after a second attempt
+                    ordered[identity] = record  # the last: an unconfirmed end may be applied after a second attempt
                 elif "@" not in key:
                     self._read_unordered(record)
                 elif is_approval(record) and not _has_info(record, ASIDE_FIELD):
                     self.guarded.add(identity)
-            # In a step list, the start is that of the step at the next position: no need to read it.
+            # In a step list, this is the start of the step at the next position: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != start_key or digest != start_digest):
                 carriers.append(carrier)
             if carried is None:
@@ -464,15 +464,15 @@ class JournalView:
             self._failures = []
         elif after.kind == ENDED:
             self._failures = []
-        elif after.kind in (ATTEMPT, RESUMED):  # usually of another claim; a claim may also write its own one late
+        elif after.kind in (ATTEMPT, RESUMED):  # usually of another claim; a claim may also write its own record late
             self._failures = [failure for failure in self._failures if failure.claim_id == after.claim_id]
         else:
             self._failures = [failure for failure in self._failures if _has_info(failure, MAIN_TASK)]
 
     def _note_progress_inside(self, identity: Identity) -> None:
-        """Note that the body of a step started a guarded step: it has continued after its failures of guarded steps.
+        """Note that the body of a step started a guarded step: it continued after its failures of guarded steps.
 
-        Otherwise a resumed body would run the failed one again, and pay twice if the other one repeated it.
+        Otherwise a resumed body would run the failed step again, and pay twice if the other step repeated it.
         """
         inside = SCOPE_SUFFIX.search(identity[1]) if self._failures_inside else None
         if inside is not None and (failures := self._failures_inside.pop(inside[1], None)) is not None:
@@ -481,7 +481,7 @@ class JournalView:
             self.swallowed_failures.pop(identity, None)
 
     def _note_repetition(self, identity: Identity) -> None:
-        """Note that a guarded step has started: the code has continued after failures of equal calls without a key.
+        """Note that a guarded step started: the code continued after failures of equal calls without a key.
 
         That holds for the steps around it too. Concurrent code and code inside steps show it by nothing else. Without
         it, a resumed run would run the failed call again, and pay twice if the later call repeated it.
@@ -640,7 +640,7 @@ class JournalView:
     # -- steps
 
     def lookup(self, name: str, key: str) -> Record | None:
-        """Return the record of this step, under its present name or a former one."""
+        """Return the record of this step, under its present name or a former name."""
         record = self.completed.get((name, key))
         if record is None and self.former_names_by_name:
             found = (self.completed.get((old, key)) for old in self.former_names(name))
@@ -648,7 +648,7 @@ class JournalView:
         return record
 
     def journal_name(self, name: str, key: str) -> str:
-        """Return the name that the journal has for this step, so that its id stays the same."""
+        """Return the name of this step in the journal, so that its id stays the same."""
         if not self.former_names_by_name:
             return name
         known = self._journal_names.get((name, key))
@@ -664,7 +664,7 @@ class JournalView:
         self._journal_names[name, key] = former
 
     def holds_doubt(self, name: str, key: str) -> bool:
-        """Return whether a step inside this one is in doubt, or was in the run that this one was forked from."""
+        """Return whether a step inside this step is in doubt, or was in the run that this run was forked from."""
         if (name, key) in self._held:
             return True
         if not self.started and not self.children_in_doubt:
@@ -681,7 +681,7 @@ class JournalView:
         return False
 
     def digest_of(self, name: str, key: str) -> str | None:
-        """Return the digest of the arguments of a step that an earlier claim has recorded or started."""
+        """Return the digest of the arguments of a step that an earlier claim recorded or started."""
         record = self.completed.get((name, key))
         return self._start_digests.get((name, key)) if record is None else record.digest
 
@@ -745,10 +745,10 @@ class JournalView:
         return self._listed.get(key, {})
 
     def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:
-        """Return the lists under this key that ran in tasks of their own in earlier claims.
+        """Return the lists under this key that ran in separate tasks in earlier claims.
 
         Returns:
-            The number of each list by the names of its steps, and the numbers that this claim has not reached yet.
+            The number of each list by the names of its steps, and the numbers that this claim did not reach yet.
         """
         found = self._unmatched.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""The messages of agent loops, as the journal of their run has them."""
+"""The messages of agent loops, as stored in the journal of their run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .step import Identity
 #: What a model gets for a call without a result.
 NOT_RUN: Final = "Error: not run"
 INTERRUPTED: Final = "Error: the call was interrupted before it had a result. It may have taken effect"
-#: Fields and types of blocks that a provider has signed. It rejects an answer with such a block if a call is changed.
+#: Fields and types of blocks that a provider signed. It rejects an answer with such a block if a call is changed.
 _SIGNED: Final = frozenset({"signature", "thought_signature", "thoughtSignature", "encrypted_content"})
 _SIGNED_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning.encrypted"})
 
@@ -23,15 +23,15 @@ class LoopTurn(NamedTuple):
 
     Attributes:
         key: The key of the model call.
-        said: What the loop has added to its conversation before the call. Before its first call, that is the whole
+        said: What the loop added to its conversation before the call. Before its first call, that is the whole
             conversation, unless it `continues` the messages that the run began with.
         continues: The conversation of the loop begins with those messages, after its prompts.
         received: The messages that were sent to the run and taken for this call.
-        answer: The message of the model, with the arguments of calls that a person has edited.
+        answer: The message of the model, with the arguments of calls that a person edited.
         calls: The calls that it requests.
-        results: The results of those calls that have one, by the index of the call. The result of an edited call says
-            what ran if the answer itself stays as it is.
-        begun: The indexes of the calls that the loop has begun: it has asked a person, called a hook or the tool.
+        results: The known results of those calls, by the index of the call. The result of an edited call says what ran
+            if the answer itself stays as it is.
+        begun: The indexes of the calls that the loop began: it asked a person, called a hook or the tool.
         started: The indexes of the calls whose tool was called.
         owned: The agent stores the conversation itself.
     """
@@ -58,7 +58,7 @@ class LoopTurn(NamedTuple):
         return self.key.endswith(":0")
 
     def closed_results(self) -> list[tuple[dict[str, Any], bool]]:
-        """Return a result for each call, and whether it only closes a call that has none."""
+        """Return a result for each call, and whether it only closes a call without a result."""
         return [
             (self.results[index], False)
             if index in self.results
@@ -68,7 +68,7 @@ class LoopTurn(NamedTuple):
 
 
 def unanswered(call_id: Any, content: str = NOT_RUN) -> dict[str, Any]:
-    """Return the message for a tool call that has no answer; by default because it was not run."""
+    """Return the message for a tool call without an answer; by default because it was not run."""
     return {"role": "tool", "tool_call_id": call_id, "content": content, "metadata": {"is_error": True}}
 
 
@@ -82,7 +82,7 @@ def loop_turns(records: Iterable[Record], read: Callable[[str | None], Any]) -> 
         read: Decodes a recorded value.
     """
     done: dict[Identity, Record] = {}
-    begun: set[str] = set()  # keys of what was begun, with those of all calls that it is part of
+    begun: set[str] = set()  # keys of what was begun, with the keys of all calls that it is part of
     started: set[str] = set()
     for each in records:
         if each.kind == DONE:
@@ -145,7 +145,7 @@ def _result(call_id: Any, value: Any) -> dict[str, Any]:
 def _edit(
     key: str, call: Mapping[str, Any], done: Mapping[Identity, Record], read: Callable[[str | None], Any]
 ) -> str | None:
-    """Return the arguments of a call as a person has edited them, or None."""
+    """Return the arguments of a call as a person edited them, or None."""
     function = call.get("function")
     name = (function if isinstance(function, dict) else call).get("name")
     if (record := done.get((f"signal:tool:{name}", key))) is None:
@@ -165,14 +165,14 @@ def question_details(name: Any, arguments: dict[str, Any], call_id: Any, text: A
 
 
 def with_edits(message: dict[str, Any], edits: Mapping[int, str]) -> tuple[dict[str, Any], dict[int, str]]:
-    """Show a model the arguments that a person has edited.
+    """Show a model the arguments that a person edited.
 
     Args:
         message: An answer of the model.
         edits: The edited arguments, by the index of the call.
 
     Returns:
-        The answer with these arguments, and what the results of the calls must say if its provider has signed it: the
+        The answer with these arguments, and what the results of the calls must say if its provider signed it: the
         answer then stays as it is.
     """
     if edits and _is_signed(message):
@@ -199,7 +199,7 @@ def _with_arguments(call: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _is_signed(value: Any) -> bool:
-    """Whether an answer of a model has a part that its provider signed together with the calls."""
+    """Whether an answer of a model contains a part that its provider signed together with the calls."""
     if isinstance(value, dict):
         kind = value.get("type")
         if any(value.get(name) for name in _SIGNED) or (isinstance(kind, str) and kind in _SIGNED_TYPES):

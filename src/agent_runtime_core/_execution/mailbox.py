@@ -48,7 +48,7 @@ class MailboxReader:
     Args:
         queue: The queue that keeps the messages.
         run_id: The run that they are addressed to.
-        arrived: Set when the run has new messages.
+        arrived: Set when there are new messages for the run.
         consumed: Numbers of the messages that are named by records of the run's journal.
     """
 
@@ -90,7 +90,7 @@ class MailboxReader:
             if messages is None or messages:  # another wait may have read before these, and is about to wait
                 self.arrived.set()
         for message in messages:
-            if message.seq <= self.cursor:  # another wait has read it at the same time, or `passed` it
+            if message.seq <= self.cursor:  # another wait read it at the same time, or `passed` it
                 continue
             self.cursor = message.seq
             if self._counts(message) and message.seq not in self._consumed:
@@ -106,7 +106,7 @@ class MailboxReader:
         return message.kind != QUESTION
 
     def passed(self, number: int) -> None:
-        """Do not read the message of that number, which the run itself has posted, if it is the next one."""
+        """Do not read the message of that number, which the run itself posted, if it is the next message."""
         if number == self.cursor + 1:
             self.cursor = number
 
@@ -133,7 +133,7 @@ class MailboxReader:
         return self._unread[message.kind, message.name][-1] is message
 
     def consume(self, message: MailboxMessage) -> None:
-        """Remove a message from the unread ones."""
+        """Remove a message from the unread messages."""
         self._unread[message.kind, message.name].remove(message)
 
     def put_back(self, message: MailboxMessage) -> None:
@@ -157,7 +157,7 @@ _ID: Final = "arc.message:"  # before the caller's id: a signal with the same id
 
 
 def mailbox_id(message_id: str) -> str:
-    """Return the id that a message with this id of the caller has in the mailbox."""
+    """Return the id in the mailbox for a message with this id of the caller."""
     return _ID + message_id
 
 
@@ -229,9 +229,9 @@ class Inbox:
         return self._mailbox.find(MESSAGE, "")
 
     async def has_new(self) -> bool:
-        """Return whether there is an unread message, as the store has it now."""
+        """Return whether the store contains an unread message now."""
         journal, control = self._journal, self._journal.control
-        if journal.writer.closed_error is not None:  # the run has succeeded before, and is only replayed
+        if journal.writer.closed_error is not None:  # the run succeeded before, and is only replayed
             return False
         if control.refuses:
             await control.refuse()
@@ -252,14 +252,15 @@ class Inbox:
     async def take(self) -> Sequence[MailboxMessage]:
         """Return the unread messages in the order in which they were sent, and publish an event for each."""
         writer = self._journal.writer
-        # Before the first wait: of concurrent loops that know of a message, only this one must call its model for it.
+        # Before the first wait: of concurrent loops that know of a message, only this loop must call its model for it.
         taken = self._mailbox.consume_all(MESSAGE, "") if writer.closed_error is None else []
         try:
             if await self.has_new():
                 taken += self._mailbox.consume_all(MESSAGE, "")
             if taken:
                 taken.sort(key=lambda each: each.seq)
-                # The id of the event is that of the message, so a message that is taken again publishes no second one.
+                # The id of the message is the id of the event, so a message that is taken again publishes no second
+                # event.
                 await writer.emit([_event(each, writer.clock.wall()) for each in taken])
         except BaseException:
             for message in taken:

@@ -25,7 +25,7 @@ TIMED_OUT: Final = object()
 #: Returns the message that ends a wait, None while there is none.
 Find = Callable[[], MailboxMessage | None]
 
-#: What the tasks of a run join, and what of it has ended.
+#: What the tasks of a run join, and what of it is done.
 Joins = tuple[frozenset[asyncio.Future[Any]], frozenset[asyncio.Future[Any]]]
 
 
@@ -138,13 +138,13 @@ class Parking:
         warn_at = None if park_after is None or not around or reason.startswith("child ") else now() + park_after
         while True:
             await self._mailbox.read()
-            if self._control.closed:  # another wait has parked the run
+            if self._control.closed:  # another wait parked the run
                 await asyncio.get_running_loop().create_future()
             if self._journal.slot_released and self._has_finished(find, limit):
                 await self.regain_slot()
             message = find()
             if message is not None:
-                self._mailbox.consume(message)  # at once: another wait may look for the same name during the commit
+                self._mailbox.consume(message)  # immediately: another wait may look for the same name during the commit
                 return message
             left = None if limit is None else limit.left()
             if left is not None and left <= 0:
@@ -238,14 +238,14 @@ class Parking:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is executed here and has open waits."""
+        """Whether the run is executed here while waits are open."""
         return bool(self.active_waits) and self._control.tracked and not self._control.closed
 
     def may_release_slot(self) -> bool:
         """Return whether the run can be waiting at all.
 
         It cannot while a step is in flight, the end of a wait is being committed, the run waits for a slot, or a wait
-        has ended and its task has not continued yet.
+        ended and its task did not continue yet.
         """
         if not self.is_open or self._journal.running_steps or self._commits or self._regaining_slot:
             return False
@@ -287,7 +287,7 @@ class Parking:
 
     @property
     def _main_task(self) -> asyncio.Task[Any] | None:
-        """The task that has to wait: the main task of the run, or after its end a task of the `cancel` hook."""
+        """The task that must wait: the main task of the run, or after its end a task of the `cancel` hook."""
         task = self._control.task
         in_hook = self._control.cancel_hook is not None and task is not None and task.done()
         return next(iter(self.active_waits), None) if in_hook else task
@@ -305,7 +305,7 @@ class Parking:
             self._services.monitor.here().request(self)
 
     def _follow(self, futures: Iterable[asyncio.Future[Any]]) -> None:
-        """Have the tasks scanned when one of these ends."""
+        """Have all tasks scanned when any of these ends."""
         for future in futures:
             if future not in self._followed:
                 self._followed.add(future)
@@ -335,7 +335,7 @@ class Parking:
     async def regain_slot(self) -> None:
         """Wait for a free slot. If there is none for long, the run is released to the queue and this never returns."""
         control, slots = self._control, self._services.slots
-        if CANCEL_HOOK.get() is not None:  # a hook that has begun is not released
+        if CANCEL_HOOK.get() is not None:  # a hook that began is not released
             self.reclaim_slot()
             return
         control.pause_timer(self._clock.monotonic())
@@ -400,6 +400,6 @@ def _joins(tasks: RunTasks) -> Joins:
 
 
 def _is_cancelled(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task was cancelled and has not continued yet."""
+    """Return whether a task was cancelled and did not continue yet."""
     awaited = task._fut_waiter  # type: ignore[attr-defined]
     return bool(task._must_cancel) or (awaited is not None and awaited.cancelled())  # type: ignore[attr-defined]

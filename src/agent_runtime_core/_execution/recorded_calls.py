@@ -54,22 +54,22 @@ class RecordedCalls:
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
     def has_ended(self, name: str, key: str) -> bool:
-        """Return whether the step has a saved result, or failed and the code continued after it."""
+        """Return whether the result of the step is saved, or the step failed and the code continued after it."""
         identity = (name, f"k:{key}")
         return self.journal.lookup(*identity) is not None or identity in self.journal.view.swallowed_failures
 
     def has_begun(self, name: str, key: str) -> bool:
-        """Return whether the journal has a start or a result of the step or wait."""
+        """Return whether the journal contains a start or a result of the step or wait."""
         identity = (name, f"k:{key}")
         return identity in self.journal.view.started or self.journal.lookup(*identity) is not None
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the journal has records that this claim has not replayed yet."""
+        """Whether the journal contains records that this claim did not replay yet."""
         return self.journal.is_replaying
 
     def duration(self, name: str, key: str) -> float:
-        """Return the seconds that the recorded step took; 0 if this run has no record of it, or only a copied one."""
+        """Return the seconds that the recorded step took; 0 if this run did not record or only copied it."""
         record = self.journal.lookup(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
 
@@ -80,9 +80,9 @@ class RecordedCalls:
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
     def from_fork(self, name: str, key: str) -> bool:
-        """Return whether the record of the step was copied from the run that this one was forked from.
+        """Return whether the record of the step was copied from the run that this run was forked from.
 
-        That run has paid for the call.
+        That run paid for the call.
         """
         record = self.journal.lookup(name, f"k:{key}")
         return record is not None and is_copied(record)
@@ -106,17 +106,17 @@ class RecordedCalls:
         return keys.next_key("l", "loop", digest() if keys.reusable_keys else None)
 
     def leave_loop(self, name: str, digest: Callable[[], str | None]) -> None:
-        """Give the name of a loop that has ended to the next loop with that digest, if a call of it is in doubt."""
+        """Give the name of a finished loop to the next loop with that digest, if a call of it is in doubt."""
         if any(key.startswith(f"k:{name}:") for _, key in self.journal.view.started):
             self.journal.keys.reuse_key("loop", name, digest(), CURRENT_STEP.get())
 
     def charge(self, model: str, usage: Mapping[str, Any]) -> None:
-        """Add to the record of the step that the calling code is in what an answer without a record has used."""
+        """Add to the record of the step that the calling code is in what an answer without a record used."""
         if (scope := CURRENT_STEP.get()) is not None and not scope.ended:
             add_charge(scope, model, usage)
 
     def charged(self, name: str, key: str) -> dict[str, Any]:
-        """Return what the step has charged in earlier executions. The budget of the run includes it."""
+        """Return what the step charged in earlier executions. The budget of the run includes it."""
         record = self.journal.lookup(name, f"k:{key}")
         failed = self.journal.view.charged_by_failures.get((name, f"k:{key}"), {})
         return failed if record is None else total([failed, charged_by(record)])
@@ -157,7 +157,7 @@ class RecordedCalls:
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
         lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Run a step without a saved result, unless an unconfirmed write turns out to have saved one.
+        """Run a step without a saved result, unless an unconfirmed write turns out to have saved it.
 
         Args:
             name: Name of the step.

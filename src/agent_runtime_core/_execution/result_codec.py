@@ -20,7 +20,7 @@ _ERROR = {"type": str, "message": str, "stack": str, "retriable": bool, "details
 
 
 class OmittedHistory(NamedTuple):
-    """Messages that a recorded result leaves out, because its conversation has them.
+    """Messages that a recorded result leaves out, because its conversation contains them.
 
     The record names them instead, so that it does not grow with the conversation.
 
@@ -46,7 +46,7 @@ def error_in(text: str) -> ErrorInfo | None:
     """Return the error in a row of the queue. Values that are no fields of ErrorInfo are added to its details.
 
     Raises:
-        ValueError: The text is not one that a queue has written.
+        ValueError: The text was not written by a queue.
     """
     value = decode_checked(text)
     if value is None:
@@ -136,7 +136,7 @@ def redacted_result(
     except Exception:  # noqa: BLE001 - a model of the application may raise anything
         kind = annotation_of(decode)
     name = type_name(kind) if isinstance(kind, type) else str(kind)
-    # Outside of the handler: the error may quote the content, and is no context of this one.
+    # Outside of the handler: the error may quote the content, and must not be the context of this error.
     raise RedactionFailed("result", owner, f"returned a value that is no {name}")
 
 

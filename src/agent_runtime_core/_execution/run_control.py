@@ -46,7 +46,7 @@ class RunRecorder(Protocol):
     async def save(self, result: RunResult) -> None:
         """Append the messages of the run to its conversation.
 
-        The run has not ended yet, so this may be called again.
+        The run is not finished yet, so this may be called again.
         """
 
     async def keep(
@@ -68,11 +68,11 @@ class RunRecorder(Protocol):
         """Return a recorded result, with the messages that its record only names."""
 
     async def audit(self, result: RunResult | None) -> None:
-        """Write the audit log; `result` is None if the run has not ended."""
+        """Write the audit log; `result` is None if the run is not finished."""
 
 
 class Slots(Protocol):
-    """Limits how many runs of a worker execute at once. A run that only waits uses no slot."""
+    """Limits how many runs of a worker execute at the same time. A run that only waits uses no slot."""
 
     def release(self, control: RunControl) -> None:
         """Free the slot of a run that only waits."""
@@ -92,9 +92,9 @@ class Services:
     tools: ToolRegistry
     #: Finds the runs that only wait, in each event loop.
     monitor: PerLoop[Monitor]
-    #: Seconds that a run waits in memory before it is parked. None: it is never parked.
+    #: Seconds that a run waits in memory before it is parked. If None, it is never parked.
     park_after: float | None = None
-    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`). None: workers run it.
+    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`). If None, workers run it.
     run_child: Callable[[AgentRuntime | str, str, dict[str, Any], str, str, str], Awaitable[RunResult]] | None = None
     #: Limits for the agent loops of these runs.
     limits: RunLimits | None = None
@@ -119,14 +119,14 @@ class Services:
 class TextOutlet(Protocol):
     """Slows a run down to the speed of the readers of its answer."""
 
-    #: Characters of a text that may be published at once.
+    #: Characters of a text that may be published together.
     longest: int
 
     def pieces(self, text: str) -> list[str]:
         """Return a text in pieces that are published one after another."""
 
     def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """Count a published piece, in bytes, and return what to await before the next one, if anything."""
+        """Count a published piece, in bytes, and return what to await before the next piece, if anything."""
 
 
 class ContextWaits(Protocol):
@@ -135,7 +135,7 @@ class ContextWaits(Protocol):
     async def review(
         self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None, /
     ) -> AlreadyDone | None:
-        """Park until a person has reviewed a step in doubt."""
+        """Park until a person reviews a step in doubt."""
 
     async def approve(
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, key: str | None, /
@@ -143,7 +143,7 @@ class ContextWaits(Protocol):
         """Ask for a decision and wait for the answer."""
 
     async def regain_slot(self) -> None:
-        """Wait until the run has a slot again."""
+        """Wait until the run gets a slot again."""
 
 
 class RunningContext(Protocol):
@@ -167,21 +167,21 @@ class Stop(Enum):
     returns after it does not count; only a cancelled run keeps a result that its code returns immediately.
     """
 
-    #: The worker drains, the runner is closed, or the caller of `execute` has left: another execution resumes the run.
+    #: The worker drains, the runner is closed, or the caller of `execute` left: another execution resumes the run.
     RELEASE = "release"
-    #: Another worker has the run, it has finished, or its store is gone: nothing is written any more.
+    #: Another worker claimed the run, it is finished, or its store is gone: nothing is written any more.
     LOST = "lost"
-    #: The attempt has used `run_timeout_seconds`.
+    #: The attempt used up `run_timeout_seconds`.
     TIME_LIMIT = "time limit"
-    #: The attempt has recorded nothing for `stall_timeout_seconds`.
+    #: The attempt recorded nothing for `stall_timeout_seconds`.
     STALLED = "stalled"
-    #: The deadline of the run has passed.
+    #: The deadline of the run was reached.
     DEADLINE = "deadline"
     #: The run was cancelled.
     CANCEL = "cancel"
     #: Code of another version wrote the journal: the run is left to a worker whose code fits.
     OTHER_CODE = "code of another version"
-    #: A document is encrypted with a key that this process lacks: the run is left to a worker that has the key.
+    #: A document is encrypted with a key that this process lacks: the run is left to a worker with the key.
     MISSING_KEY = "missing key"
     #: The store of the claim does not answer, and the lease may end before it does: this process resumes the attempt.
     OUTAGE = "outage"
@@ -214,14 +214,14 @@ class RunControl:
     context: Callable[[], RunningContext | None] = _no_context
     stopped: Stop | None = None  # the first cause that stopped the attempt; `LOST` replaces every other
     why: Exception | None = None  # the error behind `OTHER_CODE` and `MISSING_KEY`
-    #: Whether other code than that of this worker wrote a record, by its claim id; None if no other worker may execute
+    #: Whether other code than this worker's wrote a record, by its claim id; None if no other worker may execute
     #: the run.
     is_of_other_code: Callable[[str], bool] | None = None
     cancelled: bool = False  # it is `CANCEL`
-    lost: bool = False  # it is `LOST`: another worker has the run, or it has finished
+    lost: bool = False  # it is `LOST`: another worker claimed the run, or it is finished
     parked: bool = False
-    closed: bool = False  # the claim has ended
-    refuses: bool = False  # the attempt is stopped, or the claim has ended: calls of the context must ask `refuse`
+    closed: bool = False  # the claim ended
+    refuses: bool = False  # the attempt is stopped, or the claim ended: calls of the context must ask `refuse`
     release_requested: bool = False  # a drain or `close` does not wait any longer
     #: Why the attempt was stopped when its code ended; unset while the code runs. The code ends before the loop knows.
     stopped_before_end: tuple[Stop | None] | None = None
@@ -246,14 +246,14 @@ class RunControl:
 
     @property
     def mail(self) -> MailEvent:
-        """Set when the mailbox has a new message."""
+        """Set when there is a new message in the mailbox."""
         if self._mail is None:
             self._mail = MailEvent()
         return self._mail
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the run, once it has begun."""
+        """The event loop of the run, after its start."""
         return None if self.task is None else self.task.get_loop()
 
     @property
@@ -268,13 +268,13 @@ class RunControl:
         return ended or self.leaving or self.refuses or self.cancel_requested
 
     def other_tasks(self) -> list[asyncio.Task[Any]]:
-        """Return the unfinished tasks of the run but the current one."""
+        """Return the unfinished tasks of the run but the current task."""
         return tasks_of(asyncio.get_running_loop(), self)
 
     async def review(
         self, name: str, key: str, start: int, read: Callable[[Any], Any], tool: dict[str, Any] | None = None
     ) -> AlreadyDone | None:
-        """Wait until a person has reviewed the step in doubt that the record `start` started.
+        """Wait until a person reviews the step in doubt that the record `start` started.
 
         Args:
             name: The name of the step.
@@ -287,7 +287,7 @@ class RunControl:
             The result; None to run the step again.
 
         Raises:
-            JournalMismatch: The journal has no context.
+            JournalMismatch: The journal belongs to no context.
         """
         context = self.context()
         if context is None:
@@ -303,7 +303,7 @@ class RunControl:
         return await context.waits.approve(name, details, None, None, key)
 
     async def regain_slot(self) -> None:
-        """Wait until the run has a slot again."""
+        """Wait until the run gets a slot again."""
         context = self.context()
         if context is not None:
             await context.waits.regain_slot()
@@ -323,7 +323,7 @@ class RunControl:
         self.refuses = True
 
     def leave(self, cause: Stop, why: Exception) -> None:
-        """Stop the attempt so that another worker continues the run, also if the code catches the error `why`."""
+        """Stop the attempt so that another worker continues the run, even if the code catches the error `why`."""
         if self.stopped is None:
             self.why = why
             self.stop(cause)
@@ -337,7 +337,7 @@ class RunControl:
         self.stopped, self.refuses, self.is_of_other_code = None, self.closed, None
 
     def close(self) -> None:
-        """Refuse all later calls of the context, because the claim has ended."""
+        """Refuse all later calls of the context, because the claim ended."""
         self.closed = self.refuses = True
 
     def resume_after_outage(self, now: float) -> None:
@@ -351,7 +351,7 @@ class RunControl:
             self.stopped, self.refuses, self.cancel_requested = None, self.closed, False
 
     def code_ended(self) -> None:
-        """Note that the code of the attempt has returned or raised, also in a thread: a later stop changes nothing."""
+        """Note that the code of the attempt returned or raised, in a task or a thread: a later stop changes nothing."""
         if self.stopped_before_end is None:
             self.stopped_before_end = (self.stopped,)
 
@@ -361,7 +361,7 @@ class RunControl:
             await self.refuse()
 
     async def refuse(self, step: str | None = None) -> None:
-        """Raise the stop of the attempt, or what `refusal` returns once the claim has ended.
+        """Raise the stop of the attempt, or what `refusal` returns once the claim ended.
 
         Returns in the agent's `cancel` hook, which may use the context. Once the run is parked, this never returns, so
         the calling code writes nothing.
@@ -435,7 +435,7 @@ class RunControl:
 def with_traceparent(
     metadata: Mapping[str, Any] | None, tracer: Tracer | None, traceparent: str | None = None
 ) -> Mapping[str, Any] | None:
-    """Return the metadata of a new run with the span that it belongs to: the current one, if none is passed.
+    """Return the metadata of a new run with the span that it belongs to: the current span, if none is passed.
 
     Raises:
         InvalidArgument: `traceparent` is no W3C traceparent.

@@ -25,7 +25,7 @@ Row = tuple[str, str, str, float]  # an event to publish: its id, type, encoded 
 
 
 class UnconfirmedWrite(NamedTuple):
-    """Records whose commit has an unknown outcome."""
+    """Records whose commit ended with an unknown outcome."""
 
     records: Sequence[Record]
     reported: bool = False  # `on_events` received their events when they were buffered
@@ -107,7 +107,7 @@ class StepWriter(Protocol):
         """Returns the number of the next record."""
 
     def is_newest(self, records: Sequence[Record], /) -> bool:
-        """Whether no record has a higher number, so that writing these again keeps the order of the journal."""
+        """Whether these are the highest numbers, so that writing these records again keeps the order of the journal."""
 
     def withdraw(self, record: Record, /) -> bool:
         """Remove a buffered record that was not committed yet; whether it was."""
@@ -119,7 +119,7 @@ class StepWriter(Protocol):
         """Make the ends of steps durable."""
 
     async def append(self, *records: Record, queue: Sequence[Op] = (), reported: bool = False) -> Any:
-        """Make records durable, in one commit with these operations of the queue if one engine has both."""
+        """Make records durable, in one commit with these operations of the queue if one engine stores both."""
 
     async def buffer(self, *records: Record) -> None:
         """Write records with the next commit, without waiting for it."""
@@ -128,7 +128,7 @@ class StepWriter(Protocol):
         """Publish the events of records that are in the journal already."""
 
     async def confirm_record(self, record: Record, /) -> Record | None:
-        """Return the record as the journal has it; None if it is not there and cannot land later."""
+        """Return the record in the journal; None if it is not there and cannot land later."""
 
 
 class RunWriter(StepWriter, Protocol):
@@ -181,7 +181,7 @@ class RunWriter(StepWriter, Protocol):
         """Write the status of the run, and records that belong to it, without waiting for the commit."""
 
     async def transact(self, fn: Any, args: tuple[Any, ...], record: Record, seal: Any, /) -> str | None:
-        """Run `fn` inside the commit of its own record. Returns the recorded result."""
+        """Run `fn` inside the commit that also writes its record. Returns the recorded result."""
 
     async def update_run(
         self, how: RunUpdate, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()
@@ -189,7 +189,7 @@ class RunWriter(StepWriter, Protocol):
         """Update the row of the run, together with these records and operations."""
 
 
-# -- the writer of a run that has succeeded
+# -- the writer of a succeeded run
 
 
 class ReadOnlyWriter:

@@ -56,14 +56,14 @@ NEVER_RETRIED = (
     PortalMisuse,
 )
 
-#: Exceptions by which the code of a framework leaves a step on purpose, such as a question to a person. The step has
-#: not failed: they are raised unchanged, without another attempt, and the step runs again when it is called again.
+#: Exceptions by which the code of a framework leaves a step on purpose, such as a question to a person. The step did
+#: not fail: they are raised unchanged, without another attempt, and the step runs again when it is called again.
 CONTROL_FLOW: Final[list[type[Exception]]] = []
 
 #: The errors that a step retries by default.
 _USUAL: Final = (Exception,)
 
-#: Policies of a fork for a guarded step that another run of its lineage has done.
+#: Policies of a fork for a guarded step that another run of its lineage completed.
 EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
@@ -82,7 +82,7 @@ class AlreadyDone:
         await ctx.step("pay", pay, on_in_doubt=find_payment)
 
     Attributes:
-        result: The result that the step then has.
+        result: The result of the step from then on.
     """
 
     result: Any = None
@@ -93,7 +93,7 @@ class StepOptions:
     """The options of a step, checked. `RunContext.step` and `Step` list them for users, with these defaults.
 
     Attributes:
-        retries: Attempts after the first one.
+        retries: Attempts after the first attempt.
         retry_delay: Seconds before each retry, if there is no `backoff`.
         timeout: Seconds that one attempt may take; None for no limit.
         retry_on: Error types that are retried, or a function that decides for an error.
@@ -216,7 +216,7 @@ class StepScope:
     outer: StepScope | None = None
     emitted: int = 0
     counts: dict[tuple[str, str], int] | None = None  # calls of each name inside this step
-    charged: dict[str, dict[str, Any]] | None = None  # what `ctx.charge` has counted in this attempt, by model
+    charged: dict[str, dict[str, Any]] | None = None  # what `ctx.charge` counted in this attempt, by model
     digest: str | None = None  # of the arguments
     position: int = 0
     ended: bool = False  # the record of the attempt is made: what code charges now would be in no record
@@ -255,12 +255,12 @@ async def run_body(scope: StepScope | None, body: Callable[[], Awaitable[Any]]) 
     return await body()
 
 
-#: The functions that await the body of a step. Each of them has the scope in its variable `scope`.
+#: The functions that await the body of a step. In each of them the variable `scope` is the scope.
 BODIES: Final[set[CodeType]] = {run_body.__code__}
 
 
 def in_own_flow(scope: StepScope) -> bool:
-    """Return whether the calling code runs in the body of this step, and not in a task that the body has started.
+    """Return whether the calling code runs in the body of this step, and not in a task that the body started.
 
     Only code that looks for guarded steps asks this, so the stack is searched. Each step would have to remember its
     task otherwise.
@@ -279,7 +279,7 @@ class FrameworkTask(NamedTuple):
     The calls inside the task are counted separately, because a resumed run does not repeat the tasks before it.
 
     Attributes:
-        key: Identifies the task among those of the run. It is the same after a resume.
+        key: Identifies the task in the run. It is the same after a resume.
         attempt: An object that differs in each attempt of the task.
         place: Where the task is in the code. It is the same in the forks of the run, and tasks may share it.
     """
@@ -302,7 +302,7 @@ class StepFunction:
         is_async: It is a coroutine function. Others run in a thread.
         encode: Encodes the result.
         decode: Decodes the result.
-        takes_context: Whether it has a parameter for the context. None until `call` needs to know: steps of a list get
+        takes_context: Whether it takes the context as a parameter. None until `call` needs to know: steps of a list get
             the context as their first argument, and many of them never run.
     """
 
@@ -312,7 +312,7 @@ class StepFunction:
     takes_context: bool | None = None
 
     def takes_context_arg(self, fn: Callable[..., Any]) -> bool:
-        """Return whether `fn`, the function that this describes, has a parameter for the context."""
+        """Return whether `fn`, the function that this describes, takes the context as a parameter."""
         if self.takes_context is None:
             self.takes_context = context_parameter(fn) is not None
         return self.takes_context
@@ -342,14 +342,14 @@ def step_function(fn: Callable[..., Any], returns: Any = None, max_result_bytes:
 def cached_step_function(fn: Callable[..., Any]) -> StepFunction:
     """Return how to call `fn`. Each function is inspected once."""
     key = fn.__func__ if type(fn) is MethodType else fn
-    # Most are lambdas and closures, which are new functions in each call, so that no table has them.
+    # Most are lambdas and closures, which are new functions in each call, so that no table contains them.
     if type(key) is FunctionType and not key.__annotations__ and not key.__dict__:
         return _PLAIN_ASYNC if key.__code__.co_flags & inspect.CO_COROUTINE else _PLAIN
     try:
         known = _known_functions.get(ref(key))
         if known is None:
             known = _known_functions[ref(key, _known_functions.pop)] = _inspect(fn)
-    except TypeError:  # it has no weak references, or is not hashable
+    except TypeError:  # it supports no weak references, or is not hashable
         return _inspect(fn)
     return known
 

@@ -31,9 +31,9 @@ from ..errors import (
 
 # -- descriptions of errors
 #
-# A description has the class, the arguments and the attributes of the error, the errors inside a group, and the chain
-# of its causes. Values that cannot be stored exactly, that are too large, or whose name says that they are secret,
-# are left out. An error is rebuilt without calling the constructor of its class.
+# A description contains the class, the arguments and the attributes of the error, the errors inside a group, and the
+# chain of its causes. Values that cannot be stored exactly, that are too large, or whose name says that they are
+# secret, are left out. An error is rebuilt without calling the constructor of its class.
 
 MAX_GROUP_ERRORS: Final = 16  # of a larger group, only the class is stored
 MAX_CAUSES: Final = 8  # of a longer chain, the later causes are left out
@@ -135,7 +135,7 @@ class Description:
 
 
 def _class_info(kind: type[BaseException]) -> dict[str, Any]:
-    """Return the name of a class, and if another class has that name, the variable of its module that holds it.
+    """Return the name of a class, and if another class uses that name, the variable of its module that holds it.
 
     Pydantic AI, for example, gives private classes the names of the public classes that they derive from.
     """
@@ -149,7 +149,7 @@ def _class_info(kind: type[BaseException]) -> dict[str, Any]:
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Return the attributes of an error by name, also those in slots and in the structs of built-in classes."""
+    """Return the attributes of an error by name, including those in slots and in structs of built-in classes."""
     for name, value in list(error.__dict__.items()):
         yield str(name), value
     for kind in type(error).__mro__:
@@ -165,7 +165,7 @@ def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return a value without the items of its dicts whose keys are names of secrets; the same object if it has none."""
+    """Return a value without the dict items whose keys are names of secrets; without such items, the same object."""
     kind = type(value)
     if kind is dict:
         kept = {
@@ -182,7 +182,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def class_of(info: Mapping[str, Any]) -> type[BaseException] | None:
-    """Return the described class, or None if this process has not imported it."""
+    """Return the described class, or None if this process did not import it."""
     module, _, name = str(info.get("class", "")).partition(":")
     found: Any = sys.modules.get(module)
     for part in info.get("variable", name).split("."):
@@ -241,7 +241,7 @@ def _set(error: BaseException, attributes: Mapping[str, Any]) -> bool:
                 object.__setattr__(error, name, value)
             else:
                 error.__dict__[name] = value
-    except (AttributeError, TypeError):  # the class has changed since
+    except (AttributeError, TypeError):  # the class changed since
         return False
     return True
 
@@ -388,7 +388,7 @@ def error_of_call(name: str, info: dict[str, Any], attempts: int = 1) -> Excepti
 def describe_call(name: str, error: BaseException, redaction: Redaction | None) -> dict[str, Any]:
     """Return what `error_of_call` needs to raise the error of a call again.
 
-    Most cancellations are those of a time limit around the call, so a call that was cancelled raises TimeoutError.
+    Most cancellations come from a time limit around the call, so a call that was cancelled raises TimeoutError.
     """
     if not isinstance(error, Exception):
         return CUT_OFF

@@ -62,7 +62,7 @@ class RecordFactory:
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
     ) -> Record:  # fmt: skip
-        """Return a STARTED record; a `quiet` one has no events."""
+        """Return a STARTED record; a `quiet` record represents no events."""
         events = 0 if quiet else start_events(total)
         # Does what the constructor of a NamedTuple does, but faster.
         record: Record = tuple.__new__(
@@ -88,7 +88,7 @@ class RecordFactory:
             result: Its encoded result.
             attempt: The number of the attempt that succeeded.
             ms: The duration of that attempt in milliseconds.
-            state: The encoded state of its list, if the step has changed it.
+            state: The encoded state of its list, if the step changed it.
             next: The start of the step after it, encoded, if this record contains it.
         """
         writer, total, info = self._writer, step.total, step.info
@@ -124,7 +124,7 @@ class RecordFactory:
         self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
         quiet: bool = False,
     ) -> Record:  # fmt: skip
-        """Return a RETRYING or FAILED record; a `quiet` one has no events."""
+        """Return a RETRYING or FAILED record; a `quiet` record represents no events."""
         return Record(
             self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(),
             pos=pos, total=total, tries=tries, info=encode(info), nev=0 if quiet else 1,
@@ -134,14 +134,14 @@ class RecordFactory:
         self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
         info: dict[str, Any] | None = None,
     ) -> Record:  # fmt: skip
-        """Return a record of the run itself, which has `nev` events."""
+        """Return a record of the run itself, which represents `nev` events."""
         return Record(
             self._next_seq(), kind, name, key, attempt, self._claim_id, self.wall(), total=total,
             info=encode(info) if info else None, nev=nev,
         )  # fmt: skip
 
     def renumbered(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the same records with new numbers, higher than all earlier ones."""
+        """Return the same records with new numbers, higher than all earlier numbers."""
         next_seq = self._next_seq
         return [each._replace(seq=next_seq()) for each in records]
 
@@ -151,7 +151,7 @@ _SEQ = itemgetter(0)
 #: Makes one attempt of a step. Receives its number, counted from 1.
 StepAttempt = Callable[[int], Awaitable[Any]]
 
-#: By the beginning of a key: what has the name after the prefix, as the user calls it.
+#: By the beginning of a key: the kind of call with the name after the prefix, in the user's words.
 _KINDS: Final = (
     ("c:", journal_view.CHILD, "child run", "agent"),
     ("w:", journal_view.SIGNAL, "wait", "signal or approval"),
@@ -172,24 +172,24 @@ class StepJournal(Generic[W_co]):
         unconfirmed: Commits with an unknown outcome.
         control: What the journal shares with the context and the runner.
         token: Identifies this journal in a `StepScope`.
-        boundary: How many steps this claim has completed or replayed, outside of other steps.
-        emitted: How many events the code has published since the last of them.
+        boundary: How many steps this claim completed or replayed, outside of other steps.
+        emitted: How many events the code published since the last of them.
         running_steps: How many steps run now.
-        on_idle: Called when the last running step has ended.
-        slot_released: The run has released its slot. It regains one before a step starts.
+        on_idle: Called when the last running step ends.
+        slot_released: The run released its slot. It regains a slot before a step starts.
         deferred: Ends of steps that wait for the next checkpoint of their list, by key of the list.
-        lists: Numbers of the step lists that this claim has run, by scope and names of the steps.
-        task_lists: The same for lists in tasks of their own, by key and names.
-        doubts_met: Guarded steps in doubt that the code of this claim has called.
-        maps: Digests of the items of the maps that this claim has run.
-        carried: Items of maps that have not started and whose start is in a record of this claim.
+        lists: Numbers of the step lists that this claim ran, by scope and names of the steps.
+        task_lists: The same for lists in separate tasks, by key and names.
+        doubts_met: Guarded steps in doubt that the code of this claim called.
+        maps: Digests of the items of the maps that this claim ran.
+        carried: Items of maps that are not started and whose start is in a record of this claim.
         trace: The place of the execution in its trace; None if there are no trace sinks.
         around_step: Wraps the call of each attempt of a step; None if no trace sink wants that.
         lineage_keys: The keys of guarded steps in their lineage; None until the first of them.
-        executed: This claim has called code of a step.
-        restored: Runs of the lineage whose store was restored, as this claim found them; None if it has not looked yet.
+        executed: This claim called code of a step.
+        restored: Runs of the lineage whose store was restored, as this claim found them; None before it looked.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
-        unexpected: After a JournalMismatch, the record that does not fit the code, if there is one.
+        unexpected: After a JournalMismatch, the record that does not fit the code, or None.
     """
 
     def __init__(
@@ -226,17 +226,17 @@ class StepJournal(Generic[W_co]):
         self._recorded_before = len(self.view.completed)  # before this claim
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`
-        self._last_position = 0  # of the last step in `view.ordered`, or that was started after it
-        self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step has called
+        self._last_position = 0  # of the last step in `view.ordered`, or of a later step that was started
+        self._asked: dict[StepScope, set[Identity]] = {}  # what of `view.guarded_inside` each step called
         self._repeated: set[Identity] = set()  # what was called without a result and without a place in `view.ordered`
         self._last_read = records[-1].seq if records else -1  # the number of the last record of earlier claims
-        self._replayed_seq = -1  # the number of the last record that this claim has replayed
+        self._replayed_seq = -1  # the number of the last record that this claim replayed
         self._replayed_in_main_task = -1  # the same for the main task of the run
 
     # -- running steps
 
     async def regain_slot(self) -> None:
-        """Wait until the run has a slot, if it has released its slot."""
+        """Wait until the run gets a slot, if it released its slot."""
         if self.slot_released:
             await self.control.regain_slot()
 
@@ -249,8 +249,8 @@ class StepJournal(Generic[W_co]):
     def is_concurrent(self) -> bool:
         """Whether the calling code runs while a step runs, or in a task that is not the main task of the run.
 
-        The same holds for code in a task of a framework, which a resumed run may not repeat. The order of such code
-        may be another one after a resume.
+        The same holds for code in a task of a framework, which a resumed run may not repeat. The order of such code may
+        be different after a resume.
         """
         return self.running_steps > 0 or not self.control.in_main_task or self.keys.task_scope() is not None
 
@@ -262,7 +262,7 @@ class StepJournal(Generic[W_co]):
         return not self.control.in_main_task
 
     def about_flow(self) -> dict[str, Any]:
-        """Return what the record of something guarded says if a step calls it in a task that it has started."""
+        """Return what the record of something guarded says if a step calls it in a task that it started."""
         scope = self.keys.scope()
         return {} if scope is None or in_own_flow(scope) else {journal_view.ASIDE_FIELD: True}
 
@@ -290,9 +290,9 @@ class StepJournal(Generic[W_co]):
         return (name, key) not in self.keys.locked_keys and self.lookup(name, key) is None
 
     def check_order(self, name: str, key: str, record: Record | None) -> None:
-        """Check that an imperative step, a child run or a wait is the next one in the journal.
+        """Check that an imperative step, a child run or a wait comes next in the journal.
 
-        Concurrent code has no order. It is matched by name and key alone. The same holds for waits of a name that
+        Concurrent code has no order. It is matched by name and key alone. This also applies to waits of a name that
         concurrent code uses too: their keys are counted together.
 
         Args:
@@ -301,7 +301,7 @@ class StepJournal(Generic[W_co]):
             record: Its record, or None.
 
         Raises:
-            JournalMismatch: The journal has another step next.
+            JournalMismatch: The next step in the journal is another step.
         """
         ordered, at = self.view.ordered, self._next_ordered
         if at >= len(ordered) or (key[:2] == "w:" and self.view.journal_name(name, key) in self.view.shared_waits):
@@ -321,7 +321,8 @@ class StepJournal(Generic[W_co]):
                 del ordered[index]
             return
         if index is not None and all(each.kind != DONE for each in ordered[at:index]):
-            # What is left out has no end: the code was cut off there, for example by `asyncio.timeout`, and went on.
+            # For what is left out no end is recorded: the code was cut off there, for example by `asyncio.timeout`, and
+            # went on.
             self._next_ordered, self._last_position = max(at, index + 1), ordered[index].pos
             return
         if index is None and record is not None:
@@ -335,13 +336,13 @@ class StepJournal(Generic[W_co]):
         # Else it is new, before a wait that still lasts.
 
     def check_inside(self, name: str, key: str, record: Record | None) -> None:
-        """Check that the body of a step has come to all guarded results inside it before it calls something new.
+        """Check that the body of a step called all guarded results inside it before it calls something new.
 
-        Otherwise the new call may be a guarded step under another name. Calls in tasks that the body has started have
-        no order.
+        Otherwise the new call may be a guarded step under another name. Calls in tasks that the body started have no
+        order.
 
         Raises:
-            JournalMismatch: The journal has a guarded result inside the step, and the body has not called it.
+            JournalMismatch: The journal contains a guarded result inside the step, and the body did not call it.
         """
         view, scope = self.view, self.keys.scope()
         saved = None if scope is None else view.guarded_inside.get(scope.scope_id)
@@ -358,20 +359,20 @@ class StepJournal(Generic[W_co]):
             raise self._mismatch(Record(0, STARTED, *min(left)), name, key, scope)
 
     def enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> int:
-        """Note that the code has come to a child run or a wait, which must be next in the journal.
+        """Note that the code reaches a child run or a wait, which must be next in the journal.
 
         Args:
             name: Its name.
             key: Its key.
             record: Its record, or None.
-            may_be_lost: It may have ended before, although it has no record and later code has: its record is written
+            may_be_lost: It may have ended before, although it is not recorded and later code is: its record is written
                 without waiting for the commit.
 
         Returns:
-            Its position; 0 if it has no order, because it is concurrent or the caller gave it a key.
+            Its position; 0 without an order, because it is concurrent or the caller gave it a key.
 
         Raises:
-            JournalMismatch: The journal has another step next.
+            JournalMismatch: The next step in the journal is another step.
         """
         counted = key[:2] != "k:"
         if may_be_lost and record is None and (name, key) not in self.view.started:
@@ -393,7 +394,7 @@ class StepJournal(Generic[W_co]):
     def position(self, name: str, key: str) -> int:
         """Return the position of a step, child run or wait that starts now.
 
-        If it was started before and cut off, what the journal has after it stays after it.
+        If it was started before and cut off, what is after it in the journal stays after it.
         """
         if not self.view.opened:
             return self.records.next_position()
@@ -408,9 +409,9 @@ class StepJournal(Generic[W_co]):
         return position
 
     def leave(self, mismatch: JournalMismatch) -> None:
-        """Stop an attempt that has executed nothing yet, so that a worker whose code fits continues the run.
+        """Stop an attempt that executed nothing yet, so that a worker whose code fits continues the run.
 
-        That is so if the code has another step than the journal. Other arguments may be an error of this code.
+        That is so if the code calls another step than the journal. Other arguments may be an error of this code.
         """
         check, wrote = self.control.is_of_other_code, "" if self.unexpected is None else self.unexpected.claim_id
         if check is None or self.executed or len(self.view.completed) > self._recorded_before:
@@ -419,7 +420,7 @@ class StepJournal(Generic[W_co]):
             self.control.leave(Stop.OTHER_CODE, mismatch)
 
     def _mismatch(self, expected: Record, name: str, key: str, inside: StepScope | None = None) -> JournalMismatch:
-        """Return the error for a call of `name` where the journal has `expected`, perhaps inside a step."""
+        """Return the error for a call of `name` where `expected` is in the journal, perhaps inside a step."""
         wanted, recorded, renamed = _in_words(expected.name, expected.key)
         got, found, other = _in_words(name, key)
         self.mismatch, self.unexpected = (wanted, got), expected
@@ -437,11 +438,11 @@ class StepJournal(Generic[W_co]):
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the journal has records that this claim has not replayed yet."""
+        """Whether the journal contains records that this claim did not replay yet."""
         return self._replayed_seq < self.view.last_seq
 
     def advance(self, *recorded: Record) -> None:
-        """Note that the code has received the results of these records, or of a step that was recorded just now."""
+        """Note that the code received the results of these records, or of a step that was recorded just now."""
         if self.control.stall_clock is not None:
             self.control.note_progress()  # a replay writes nothing, and some ends of steps are written later
         scope = CURRENT_STEP.get()
@@ -472,7 +473,7 @@ class StepJournal(Generic[W_co]):
             self.control.add_recorded_usage(usage)
 
     def has_later_records(self) -> bool:
-        """Whether an earlier claim recorded something that the main task of the run has not reached yet.
+        """Whether an earlier claim recorded something that the main task of the run did not reach yet.
 
         While other tasks run, their steps are left out, because they have no order relative to the main task. New
         records of this claim do not count either.
@@ -508,7 +509,7 @@ class StepJournal(Generic[W_co]):
 
         Args:
             records: The ends, the newest last.
-            deferred: Those of them that waited for a checkpoint.
+            deferred: Ends in `records` that waited for a checkpoint.
             outer: The step around them, or None.
             lazy: Write them with the next record, without waiting for the commit.
 
@@ -546,11 +547,11 @@ class StepJournal(Generic[W_co]):
 
         Args:
             record: The record.
-            queue: Operations for the same commit, if one engine has the journal and the queue.
+            queue: Operations for the same commit, if one engine stores the journal and the queue.
 
         Returns:
-            The results of the operations of the queue. None if the commit had an unknown outcome and the record is in
-            the journal: if the queue has a separate engine, its operations may be missing then.
+            The results of the operations of the queue. None if the outcome of the commit was unknown and the record is
+            in the journal: if the queue uses a separate engine, its operations may be missing then.
         """
         if record.kind in (RETRYING, FAILED):
             self.unconfirmed.failed_attempts[record.name, record.key] = record.attempt
@@ -559,7 +560,7 @@ class StepJournal(Generic[W_co]):
         except (StorageBusy, StorageFull) as error:
             is_unknown = isinstance(error, StorageBusy)
             if self.writer.is_newest((record,)) or not (is_unknown or self.writer.outlast):
-                raise  # the writer has repeated the commit already
+                raise  # the writer repeated the commit already
         if is_unknown and await self.writer.confirm_record(record) is not None:
             await self.writer.publish_events(record)
             return None
@@ -567,7 +568,7 @@ class StepJournal(Generic[W_co]):
 
 
 def _in_words(name: str, key: str) -> tuple[str, str, str]:
-    """Return what has this name and key: as the text of an error calls it, its name, and what a user may rename."""
+    """Return what this name and key stand for: in the words of an error, its name, and what a user may rename."""
     for space, prefix, kind, renamed in _KINDS:
         if key[:2] in (space, "k:") and name.startswith(prefix):
             own = name.removeprefix(prefix)
@@ -580,7 +581,7 @@ RunJournal = StepJournal[RunWriter]
 
 
 def has_run(journal: StepJournal[StepWriter]) -> TypeGuard[RunJournal]:
-    """Whether the journal is that of a run."""
+    """Whether the journal belongs to a run."""
     return journal.writer.has_journal
 
 
@@ -592,7 +593,7 @@ class UnconfirmedWrites:
 
     Attributes:
         pending: The unconfirmed writes, oldest first. It is always the same list.
-        failed_attempts: The number of the last failed attempt of each step that this claim has recorded.
+        failed_attempts: The number of the last failed attempt of each step that this claim recorded.
     """
 
     def __init__(
@@ -606,7 +607,7 @@ class UnconfirmedWrites:
         self._view = view
 
     def add(self, records: Sequence[Record], *, repeatable: bool = True) -> None:
-        """Note that the commit of these records has an unknown outcome.
+        """Note that the outcome of the commit of these records is unknown.
 
         Args:
             records: The records.
@@ -653,14 +654,14 @@ class UnconfirmedWrites:
                 return None
             except BaseException as later:  # noqa: BLE001 - returned or raised below
                 if isinstance(later, StorageFull) and self._writer.is_newest(records):
-                    return later  # the writer has repeated the commit already
+                    return later  # the writer repeated the commit already
                 error = later
         if not isinstance(error, OUTCOME_UNKNOWN):
             return error
         self.add(records)
         try:
             if isinstance(error, asyncio.CancelledError) or self._writer.is_newest(records):
-                raise error  # the writer has repeated the commit already
+                raise error  # the writer repeated the commit already
             await self.resolve()
         except BaseException:
             self._keys.reuse_key(records[-1].name, records[-1].key, records[-1].digest, outer)
@@ -670,7 +671,7 @@ class UnconfirmedWrites:
     async def resolve(self) -> None:
         """Find out which pending writes were applied, and write again those that were not.
 
-        Call it before a step is looked up: a step that has run must not run again. Call it before a record is
+        Call it before a step is looked up: a step that ran must not run again. Call it before a record is
         written: the record must not come before the results that it depends on.
         """
         async with self._keys.exclusive("", "questions"):
@@ -706,7 +707,7 @@ class UnconfirmedWrites:
         ]
 
     async def resolve_at_end(self, error: BaseException | None) -> None:
-        """Resolve all pending writes at the end of an attempt, so that the next one need not repeat the steps.
+        """Resolve all pending writes at the end of an attempt, so that the next attempt need not repeat the steps.
 
         Args:
             error: What the attempt raised; None if it returned. The result was built on the pending writes, so it

@@ -63,10 +63,10 @@ class OpenCall:
         of: The scope of the call, the name of the step, and the digest of the arguments.
         key: The key of the step.
         position: The position of the step.
-        task: The task of the call; None once the call has ended.
+        task: The task of the call; None once the call ended.
         cancelling: How many cancellations of the task were requested before the call.
-        around: The call is of a step around a guarded one, and was noted when that one began.
-        errors: What this call and the earlier ones with this key raised, as `describe_call` returns it.
+        around: The call is of a step around a guarded step, and was noted when the guarded step began.
+        errors: What this call and the earlier calls with this key raised, as `describe_call` returns it.
     """
 
     of: _Call
@@ -79,7 +79,7 @@ class OpenCall:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the call has ended, or a cancellation of it was requested."""
+        """Whether the call ended, or a cancellation of it was requested."""
         if self.task is None:
             return True
         ended = self.around and self.task.done()  # an attempt of the step, after which the step may go on
@@ -103,7 +103,7 @@ class StepKeys:
         self.locked_keys: dict[Identity, asyncio.Event | None] = {}
         self._counts: dict[tuple[str, str], int] = {}  # of the calls between steps
         self._tasks: dict[str, tuple[object, StepScope]] = {}  # by the key of a framework's task: its last attempt
-        self._shared_ids: dict[str, str] = {}  # of scopes whose id is another one in a fork: their id in all forks
+        self._shared_ids: dict[str, str] = {}  # of scopes whose id is different in a fork: their id in all forks
 
     def next_key(self, space: str, name: str, arguments_digest: str | None = None) -> str:
         """Return the key of the next call of `name` without an explicit key.
@@ -111,7 +111,7 @@ class StepKeys:
         Each step counts its own calls. After a resume, the code inside a completed step does not run, and concurrent
         steps may run in another order; one count for the whole run would then give other keys.
 
-        A call that was cut off and may have had an effect keeps its key: the earliest one with these arguments.
+        A call that was cut off and may have caused an effect keeps its key: the earliest key with these arguments.
         """
         scope = self.counting_scope()
         if self.open_calls and space in "sc":
@@ -132,14 +132,14 @@ class StepKeys:
                 return key
 
     def number_of_use(self, name: str) -> int:
-        """Return how often the calling code has used a name of an integration before, in its step or task."""
+        """Return how often the calling code used a name of an integration before, in its step or task."""
         return _next_occurrence(self._counts_in(self.counting_scope()), "use", name)
 
     def reuse_key(self, name: str, key: str, arguments_digest: str | None, scope: StepScope | None) -> None:
         """Give `key` to the next call of `name` in this scope.
 
-        For a call that was cancelled, or whose commit has an unknown outcome: the repeated call must find the same
-        record. Applies only if this was the last call of `name` and the next one has the same arguments.
+        For a call that was cancelled, or whose commit ended with an unknown outcome: the repeated call must find the
+        same record. Applies only if this was the last call of `name` and the next call passes the same arguments.
         """
         scope = self.task_scope() or (None if scope is None or scope.token is not self.token else scope)
         space, _, occurrence = key.partition("@")[0].partition(":")
@@ -147,7 +147,7 @@ class StepKeys:
             self.reusable_keys[scope, space, name] = int(occurrence), arguments_digest
 
     def has_open_call(self, name: str, key: str, digest: str | None) -> bool:
-        """Return whether this key belongs to a call that was begun before and has no recorded outcome."""
+        """Return whether this key belongs to a call that was begun before, without a recorded outcome."""
         return key in self.open_calls.get((self.counting_scope(), name, digest), ())
 
     def open_call(self, name: str, key: str, digest: str | None, next_position: Callable[[], int]) -> OpenCall:
@@ -166,7 +166,7 @@ class StepKeys:
         position = next_position() if known is None else known.position
         errors = () if known is None else known.errors if known.task is None else (*known.errors, CUT_OFF)
         calls[key] = call = OpenCall((scope, name, digest), key, position, task, cancelling, errors=errors)
-        while scope is not None and scope.key[:2] == "s:":  # these calls are the same again too, while this one runs
+        while scope is not None and scope.key[:2] == "s:":  # these calls are the same again too, while this step runs
             of = (scope.outer, scope.name, scope.digest)
             around = OpenCall(of, scope.key, scope.position, task, cancelling, around=True)
             self.open_calls.setdefault(of, {}).setdefault(scope.key, around)
@@ -194,7 +194,7 @@ class StepKeys:
     def keep(
         self, name: str, key: str, digest: str | None, error: dict[str, Any], next_position: Callable[[], int]
     ) -> None:
-        """Give the key of a call that has ended with this error to the same call, unless the caller gave it the key."""
+        """Give the key of a call that ended with this error to the same call, unless the caller gave it the key."""
         if key[:2] != "k:":
             self.end_call(self.open_call(name, key, digest, next_position), error)
 
@@ -244,7 +244,7 @@ class StepKeys:
         return scope
 
     def shared_key(self, key: str) -> str:
-        """Return the key that a step has in all forks of the run; in a task of a framework, its key differs."""
+        """Return the key of a step in all forks of the run; in a task of a framework, its key differs."""
         found = SCOPE_SUFFIX.search(key) if self._shared_ids else None
         if found is None:
             return key
@@ -273,11 +273,11 @@ class StepKeys:
 
 # -- keys of effects
 #
-# All runs of a lineage find the same effect by these keys. The key of a step counts the calls of its name, also calls
-# that fail. A fork may fail less often than the run that it was forked from, so the same payment has another key
-# there. Its effect is found by its arguments instead: by the number of equal calls before it that did not fail. Calls
-# inside steps are counted together if the steps around them have the same names, since a step that failed may have
-# been called again as well.
+# All runs of a lineage find the same effect by these keys. The key of a step counts the calls of its name, including
+# calls that fail. A fork may fail less often than the run that it was forked from, so the key of the same payment
+# differs there. Its effect is found by its arguments instead: by the number of equal calls before it that did not fail.
+# Calls inside steps are counted together if the steps around them have the same names, since a step that failed may
+# have been called again as well.
 
 _NUMBERED: Final = ("s:", "x:", "m:")  # steps, and the steps of lists and maps
 
@@ -391,7 +391,7 @@ class LineageKeys:
             numbers.free.append(numbers.by_call.pop(identity))
 
     def is_last(self, identity: Identity) -> bool:
-        """Return whether no equal call has a higher number."""
+        """Return whether no equal call uses a higher number."""
         call = self._calls.get(identity)
         return call is None or self._numbers[call].by_call[identity] == self._numbers[call].next - 1
 

@@ -61,7 +61,7 @@ class StepCall:
         encode: Encodes the result.
         decode: Decodes the result.
         position: The position of the step in its list, or of an imperative step in the run.
-        total: How many steps its list has; 0 for an imperative step.
+        total: How many steps are in its list; 0 for an imperative step.
         digest: The digest of the arguments, or the number of the step list.
         info: The `info` of the DONE record.
         start_recorded: A record of this claim already contains the start.
@@ -74,9 +74,9 @@ class StepCall:
         adapt_review_result: Makes the result of the step from the result in a reviewer's answer.
         reviewed_tool: The tool call that a review shows: {"name", "id", "args"}.
         start_record: The record of the start, while it may still be buffered.
-        state: The encoded state that its list began with, if this record has to contain it.
-        failed: Its function has raised an ordinary error for the last time, and that is recorded.
-        errors_before: For `JournalView.errors_before`, until a start has recorded it.
+        state: The encoded state at the start of its list, if this record must contain it.
+        failed: Its function raised an ordinary error for the last time, and that is recorded.
+        errors_before: For `JournalView.errors_before`, until they are recorded in a start.
     """
 
     name: str
@@ -104,7 +104,7 @@ class StepCall:
     errors_before: Sequence[dict[str, Any]] = ()
 
 
-#: Returns the records to write for (step, encoded result, attempt, milliseconds): the DONE record as the last one,
+#: Returns the records to write for (step, encoded result, attempt, milliseconds): the DONE record comes last,
 #: after the deferred records; or no records while the step itself is deferred.
 Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 
@@ -112,7 +112,7 @@ Seal = Callable[[StepCall, str, int, int], Sequence[Record]]
 def run_step(
     journal: StepJournal[StepWriter], work: StepCall, seal: Seal, *, is_admitted: bool = False
 ) -> Coroutine[Any, Any, Any]:
-    """Run a step without a record until it has one.
+    """Run a step without a record until it is recorded.
 
     A guarded step is done or in doubt from the moment in which its function is entered, until the function raises an
     ordinary error: see `GuardedStep`.
@@ -129,8 +129,8 @@ def run_step(
     Raises:
         StepExecutionError: The last attempt failed.
         StepInDoubt: The outcome of an earlier attempt is unknown and the policy is "fail", or the time limit of a
-            guarded step has passed.
-        EffectAlreadyDone: Another run of the lineage has done the step, and the policy does not repeat it.
+            guarded step was reached.
+        EffectAlreadyDone: Another run of the lineage did the step, and the policy does not repeat it.
     """
     if journal.writer.closed_error is not None:
         raise journal.writer.closed_error(work.name)
@@ -152,7 +152,7 @@ async def _run_unless_stopped(journal: StepJournal[StepWriter], work: StepCall, 
 
 
 def result_not_serializable(name: str, error: UnserialisableResult) -> UnserialisableResult:
-    """Return the error as that of the step `name`, and add how to raise the size limit."""
+    """Return the error as an error of the step `name`, and add how to raise the size limit."""
     # From MAX_PARTS on, a larger limit does not allow more parts.
     most = MAX_PARTS if error.reason.startswith(MANY_PARTS) else MAX_BYTES
     can_raise_limit = error.max_bytes is not None and error.max_bytes < most
@@ -191,7 +191,7 @@ async def _run_once_in_lineage(journal: RunJournal, work: StepCall, seal: Seal, 
         await step.check_others()
     while True:
         if (done := await step.admit()) is not None:
-            # With a start, since readers of events expect one. The effect row stays that of the other run.
+            # With a start, since readers of events expect a start. The effect row of the other run is not modified.
             return await _record_completion(
                 journal, work, seal, step, done.result or "null", _start_record(journal, work, 1, False)
             )
@@ -224,7 +224,7 @@ async def _record_completion(
 async def _run_tries(
     journal: StepJournal[StepWriter], work: StepCall, seal: Seal, in_doubt: bool, guarded: GuardedStep | None = None
 ) -> Any:
-    """Run the attempts of a step, and record its end. A `guarded` step has recorded its first start."""
+    """Run the attempts of a step, and record its end. The first start of a `guarded` step is already recorded."""
     boot, timeout = journal.writer.clock.boot, work.options.timeout
     outer = CURRENT_STEP.get()
     scope = StepScope(journal.token, work.name, work.key, 1, outer, digest=work.digest, position=work.position)
@@ -266,8 +266,8 @@ async def _run_tries(
             except BaseException as raised:  # noqa: BLE001 - _record_failure raises it, unless it is tried again
                 error = _failure(journal, work, guarded, raised, returned)
                 await _record_failure(journal, work, attempt, error)
-                # The next attempt uses the records inside the step, as a resumed run does. It needs its own scope:
-                # tasks that this attempt left running still count their calls in the old one.
+                # The next attempt uses the records inside the step, as a resumed run does. It needs a separate scope:
+                # tasks that this attempt left running still count their calls in the old scope.
                 scope = replace(scope, attempt=attempt + 1, emitted=0, counts=None, charged=None, ended=False)
                 CURRENT_STEP.set(scope)
                 start = await _record_start(journal, work, attempt + 1, in_doubt)
@@ -297,14 +297,14 @@ def _body(
 def _failure(
     journal: StepJournal[StepWriter], work: StepCall, guarded: GuardedStep | None, raised: BaseException, returned: bool
 ) -> Exception:
-    """Return the error with which an attempt of a step has failed.
+    """Return the error with which an attempt of a step failed.
 
     Args:
         journal: The journal of the run.
         work: The step.
         guarded: The step, if it is guarded.
         raised: What the attempt raised.
-        returned: The function has returned, so the error is about its result.
+        returned: The function returned, so the error is about its result.
 
     Raises:
         BaseException: The attempt did not fail: it was cut off, or its outcome is unknown. No failure is recorded, and
@@ -399,7 +399,7 @@ async def _large_result(work: StepCall, value: Any) -> tuple[str, Any]:
     except UnserialisableResult as error:
         raise result_not_serializable(work.name, error) from None
     finally:
-        # Raised by the next await, so that the result is recorded first, as that of a small one is.
+        # Raised by the next await, so that the result is recorded first, as a small result is.
         for _ in range(cancelled):
             assert task is not None
             task.uncancel()
@@ -452,7 +452,7 @@ def _start_record(journal: StepJournal[StepWriter], work: StepCall, attempt: int
 
 
 async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, attempt: int, error: Exception) -> None:
-    """Record a failed attempt and wait for the next one, or raise its error."""
+    """Record a failed attempt and wait for the next attempt, or raise its error."""
     leaves = bool(CONTROL_FLOW) and isinstance(error, tuple(CONTROL_FLOW))
     delay = None if leaves else work.options.delay(error, attempt, journal.writer.clock.random)
     cause = deciding_error(error)
@@ -467,7 +467,7 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is None and isinstance(cause, OUTAGE) and journal.writer.has_journal:
-        postponed = 0.0  # of a store that the function has called: the run resumes when it answers
+        postponed = 0.0  # of a store that the function called: the run resumes when it answers
     if leaves:
         info["retry_delay"] = 0.0
     elif delay is not None or postponed is not None:
@@ -528,7 +528,7 @@ async def _apply_in_doubt_policy(
             answer = await journal.control.review(
                 work.name, work.key, start, lambda given: work.decode(encode(given)), work.reviewed_tool
             )
-        except RunFailed:  # a reviewer has confirmed that it had no effect
+        except RunFailed:  # a reviewer confirmed that it caused no effect
             await journal.writer.write([Op("effect.drop", (step.row,))])
             raise
     else:

@@ -68,10 +68,10 @@ class AgentThread:
         self._around = AROUND.get()
         self._posted: deque[_Request | Outcome] = deque()
         self._arrived: asyncio.Future[None] | None = None
-        self._request: _Request | None = None  # the one that the thread waits for
+        self._request: _Request | None = None  # the request that the thread waits for
         self._tasks: set[asyncio.Task[Any]] = set()  # calls of other threads
         self._ident: int | None = None
-        self._left = False  # the grace of the run has ended
+        self._left = False  # the grace of the run ended
         self._closed = False
         self._pause: Job | None = None
         self._ended: Callable[[], object] | None = None
@@ -81,9 +81,9 @@ class AgentThread:
     async def run(
         self, fn: Callable[..., Any], ctx: AgentContext, *args: Any, ended: Callable[[], object] | None = None
     ) -> Outcome:
-        """Run `fn(ctx, *args)` in the thread, and call `ended` there when it has returned a result or raised.
+        """Run `fn(ctx, *args)` in the thread, and call `ended` there when it returns a result or raises.
 
-        A cancellation is raised in the thread, by its open call or its next one, and this waits for the thread to end.
+        A cancellation is raised in the thread, by its open call or its next call, and this waits for the thread to end.
         It does not wait for a thread that outlives the grace of its run: otherwise the event loop could not end.
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -102,7 +102,7 @@ class AgentThread:
             try:
                 request = await self._next()
             except asyncio.CancelledError:
-                if claimed_run() is None:  # outside of a runner, as in a test, a task has no grace
+                if claimed_run() is None:  # outside of a runner, as in a test, a task gets no grace
                     raise
                 pending = True
                 for task in tuple(self._tasks):  # the thread may wait for the threads that made these calls
@@ -144,7 +144,7 @@ class AgentThread:
         ]
         try:
             return Outcome(await request.work(), None)
-        except GeneratorExit:  # the event loop has stopped
+        except GeneratorExit:  # the event loop is stopped
             raise
         except BaseException as error:  # noqa: BLE001 - raised in the thread
             return Outcome(None, error)
@@ -157,7 +157,7 @@ class AgentThread:
         self._pause = None if self._around is None else self._around(_nothing)
 
     def _close(self) -> None:
-        """End the open call of a thread that is left, and refuse later ones."""
+        """End the open call of a thread that is left, and refuse later calls."""
         self._closed = True
         if (request := self._request) is not None:
             request.reply.put(Outcome(None, asyncio.CancelledError()))
@@ -186,7 +186,7 @@ class AgentThread:
     def call(
         self, ctx: AgentContext, fn: Callable[..., Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Await `fn(*args, **kwargs)` on the loop: in the task that waits for this thread, or in one of its own.
+        """Await `fn(*args, **kwargs)` on the loop: in the task that waits for this thread, or in a separate task.
 
         Raises:
             CancelledError: The run was cancelled, parked or left.
@@ -222,7 +222,7 @@ class AgentThread:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._tasks.add(task)
         try:
-            # A plain step calls in order, unless it has started threads with a copy of its context.
+            # A plain step calls in order, unless it started threads with a copy of its context.
             return await run_body(CURRENT_STEP.get() if len(self._tasks) == 1 else None, work)
         finally:
             self._tasks.discard(task)
@@ -281,9 +281,9 @@ class SyncRunContext:
                 name = ctx.step("name", find_name)
                 return RunResult(final_output={"response": f"Hello, {name}!"})
 
-    Call it in the thread of `run`, or in a thread that `run` waits for. Names, arguments and errors are those of
+    Call it in the thread of `run`, or in a thread that `run` waits for. Names, arguments and errors are the same as for
     `RunContext`. A run that is cancelled, parked or taken over raises `asyncio.CancelledError` in the open call or the
-    next one, which `except Exception` does not catch.
+    next call, which `except Exception` does not catch.
 
     Args:
         ctx: The context in its asynchronous form.
@@ -295,7 +295,7 @@ class SyncRunContext:
         self._caller = caller
         self._returns_awaitables = False
 
-    # For isinstance: the coroutine function that a plain wrapper returned has this object, and may need a journal.
+    # For isinstance: the coroutine function that a plain wrapper returned holds this object, and may need a journal.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._ctx) if self._returns_awaitables else SyncRunContext
@@ -403,7 +403,7 @@ class SyncRunContext:
         self._ctx.trace(kind, payload)
 
     def started_without(self, name: str) -> bool:
-        """Return whether the run has recorded steps, but no `recorded_value` of that name.
+        """Return whether the run recorded steps, but no `recorded_value` of that name.
 
         Args:
             name: Name of the value.
@@ -483,7 +483,7 @@ class SyncRunContext:
         return self.call_on_loop(cast("Any", self._ctx).recorded_value, name, made, key)
 
 
-# The names and texts of the async form are those of this one.
+# The names and texts of the async form also apply here.
 for _name, _member in vars(SyncRunContext).items():
     if not _name.startswith("_") and not getattr(_member, "__doc__", None) and hasattr(RunContext, _name):
         _member.__doc__ = getattr(RunContext, _name).__doc__
@@ -511,7 +511,7 @@ def blocking_form(ctx: Any) -> Any:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Return whether `fn` is called on the event loop: it is a coroutine function, or wraps one by functools.wraps."""
+    """Return whether `fn` is called on the event loop: it is, or wraps by functools.wraps, a coroutine function."""
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     if type(code) is CodeType and code.co_flags & inspect.CO_COROUTINE:
         return True  # as almost always, and with fewer calls
@@ -521,7 +521,7 @@ def is_async(fn: Callable[..., Any]) -> bool:
 async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any, ended: Callable[[], object] | None = None) -> Any:
     """Return `fn(ctx, *args)`, which is called in a thread with the context in its synchronous form.
 
-    The thread calls `ended` when the function has returned a result or raised.
+    The thread calls `ended` when the function returns a result or raises.
 
     Raises:
         InvalidArgument: `fn` is a generator function.
@@ -546,7 +546,7 @@ async def run_plain(fn: Callable[..., Any], ctx: Any, *args: Any, ended: Callabl
 def run_agent(agent: AgentRuntime, ctx: Any, ended: Callable[[], object] | None = None) -> Awaitable[Any]:
     """Return the awaitable of an agent's `run`, which may be a coroutine function or a plain function.
 
-    The thread of a plain function calls `ended` when the function has returned a result or raised.
+    The thread of a plain function calls `ended` when the function returns a result or raises.
     """
     if is_async(agent.run):
         return cast("Awaitable[Any]", agent.run(ctx))

@@ -15,25 +15,25 @@ _OF_LOOP: Final = "k:l:"  # begins the key of all model calls, tool calls and ch
 
 
 def stored_charges(charged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a step has charged, by model, in the form in which its record contains it."""
+    """Return what a step charged, by model, in the form in which its record contains it."""
     return {model: stored_usage(usage) for model, usage in charged.items()}
 
 
 def with_charged(info: str | None, charged: dict[str, Any]) -> str:
-    """Return the `info` of a DONE record with what its step has charged, by model."""
+    """Return the `info` of a DONE record with what its step charged, by model."""
     field = f"{_CHARGED}{json.dumps(stored_charges(charged))}"
     return f"{{{field}}}" if info is None else f"{info[:-1]},{field}}}"
 
 
 def add_charge(scope: StepScope, model: str, charged: Mapping[str, Any]) -> None:
-    """Add to what a step has charged for a model; the record of the attempt contains it."""
+    """Add to what a step charged for a model; the record of the attempt contains it."""
     if scope.charged is None:
         scope.charged = {}
     scope.charged[model] = total([scope.charged.get(model, {}), charged])
 
 
 def charged_by_model(record: Record) -> dict[str, dict[str, Any]]:
-    """Return what `ctx.charge` has counted in the step attempt that this record ends, by model; "" if it is unknown."""
+    """Return what `ctx.charge` counted in the step attempt that this record ends, by model; "" if it is unknown."""
     if record.info is None or _CHARGED not in record.info or is_copied(record):
         return {}
     charged = _dict(json.loads(record.info).get("charged"))
@@ -41,12 +41,12 @@ def charged_by_model(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def charged_by(record: Record) -> dict[str, Any]:
-    """Return what `ctx.charge` has counted in the step attempt that this record ends, for all models together."""
+    """Return what `ctx.charge` counted in the step attempt that this record ends, for all models together."""
     return total(charged_by_model(record).values())
 
 
 def usage_of(record: Record) -> dict[str, Any]:
-    """Return the usage in the record of a model call or child run, and what another step has charged.
+    """Return the usage in the record of a model call or child run, and what another step charged.
 
     Records that were copied from another run have none.
     """
@@ -56,7 +56,7 @@ def usage_of(record: Record) -> dict[str, Any]:
 
 
 def reported_by(record: Record) -> dict[str, Any]:
-    """Return the usage in the record of a model call or child run, without what its code has charged."""
+    """Return the usage in the record of a model call or child run, without what its code charged."""
     if is_copied(record):
         return {}
     result = json.loads(record.result or "{}")
@@ -97,7 +97,7 @@ def reservation_as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RecordedUsage:
-    """Usage that recorded steps have charged, and that of the steps inside them.
+    """Usage that recorded steps charged, and the usage of the steps inside them.
 
     When a step is replayed from its record, the code inside it does not run, so nothing else counts that usage.
     """

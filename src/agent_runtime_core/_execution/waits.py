@@ -58,8 +58,8 @@ ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to
 
 
 def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-        raise must("timeout", "be a number of seconds of at least 0, or None", timeout)
+    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout <= TOO_LATE):
+        raise must("timeout", f"be from 0 to {TOO_LATE:,.0f} seconds, or None", timeout)
 
 
 class Waits:
@@ -90,7 +90,7 @@ class Waits:
 
     @property
     def messages_read(self) -> int:
-        """The number of the last mailbox message that this claim has read."""
+        """The number of the last mailbox message that this claim read."""
         return self._mailbox.cursor
 
     @property
@@ -116,10 +116,10 @@ class Waits:
         return journal.lookup(name, key)
 
     def _enter(self, name: str, key: str, record: Record | None, *, may_be_lost: bool = False) -> str:
-        """Note that the code has come to a wait or a child run, which must be next in the journal.
+        """Note that the code reaches a wait or a child run, which must be next in the journal.
 
         Returns:
-            The name that the journal has for it.
+            Its name in the journal.
         """
         position = self._journal.enter(name, key, record, may_be_lost=may_be_lost)
         name = self._journal.view.journal_name(name, key)
@@ -162,8 +162,8 @@ class Waits:
     ) -> Record:
         """Record how a wait ended.
 
-        `approval` is the digest of its details, if it is an approval that was answered. `messages` are those to the
-        agent that ended it. With `lazy` the record is written with the next one.
+        `approval` is the digest of its details, if it is an approval that was answered. `messages` are the messages to
+        the agent that ended it. With `lazy` the record is written with the next record.
         """
         journal = self._journal
         info: dict[str, Any] = {"mail": message.seq} if message is not None else {"late": True} if late else {}
@@ -202,8 +202,8 @@ class Waits:
 
     async def sleep(self, seconds: float, given_key: str | None = None) -> None:
         """Wait for a time; a resumed run waits for what is left of it."""
-        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
-            raise must("seconds", f"be a number of at least 0 and below {TOO_LATE:g}", seconds)
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds <= TOO_LATE:
+            raise must("seconds", f"be from 0 to {TOO_LATE:,.0f} seconds", seconds)
         name, key = "sleep", self._journal.key_for("w", "sleep", given_key)
         async with self._journal.keys.exclusive(name, key):
             record = await self._find(name, key)
@@ -235,14 +235,14 @@ class Waits:
 
         async def ask(request_id: str, key: str) -> None:
             before = await self._approved_before(f"signal:{name}", key, approval)
-            # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
-            # event is that of the wait, so the event is published once.
+            # Needed even while other records follow in the journal: a concurrent step may have ended since. The id of
+            # the wait is the id of the event, so the event is published once.
             text = encode({**request, **before, **problem, "request_id": request_id})
             row = (f"asked:{request_id}", "approval.requested", text, self._clock.wall())
             await self._ask(row, name, request_id)
 
         def fits(message: MailboxMessage) -> bool:
-            # `runner.approve` has not checked a plain signal or an answer from before the request. It has checked
+            # `runner.approve` did not check a plain signal or an answer from before the request. It checked
             # other answers against the question, which an earlier release or other code may have asked.
             reason = misfit_of_answer(decode(message.payload), schema)
             if reason is not None:
@@ -271,7 +271,7 @@ class Waits:
             name: The name of the step.
             key: Its key.
             start: Number of the record of its start. An answer is valid for this start only.
-            read: Makes the step's result of the one in the answer.
+            read: Makes the step's result of the result in the answer.
             tool: The tool call that the step is: {"name", "id", "args"}.
 
         Returns:
@@ -299,8 +299,8 @@ class Waits:
         text = encode(about)
 
         async def ask(request_id: str, _: str) -> None:
-            # Also while other records follow in the journal: a concurrent step may have ended since. The id of the
-            # event is that of the start, so the event is published once; a repeated question has one of its own.
+            # Needed even while other records follow in the journal: a concurrent step may have ended since. The id of
+            # the start is the id of the event, so the event is published once; a repeated question gets a new id.
             event_id = ":".join(("doubt", step, str(start), *request_id.split(".")[1:]))
             row = (event_id, "step.in_doubt", text, self._clock.wall())
             await self._ask(row, signal, request_id)
@@ -324,7 +324,7 @@ class Waits:
     ) -> Any:
         """Wait for a signal that `fits`; `ask` posts the question to a person when the wait begins."""
         _check_timeout(timeout)
-        called = f"{SIGNAL}{signal}"  # keys are counted by this name, also if the journal has another name
+        called = f"{SIGNAL}{signal}"  # keys are counted by this name, even if the journal contains another name
         key = self._journal.key_for("w", called, given_key)
         async with self._journal.keys.exclusive(called, key):
             record = await self._find(called, key)
@@ -390,7 +390,7 @@ class Waits:
                 return message
             if message.kind == CLOSED:
                 self._mailbox.put_back(message)  # a later call of this wait asks under the same ids
-            # An answer that does not fit the code of this process has closed the question.
+            # An answer that does not fit the code of this process closed the question.
             asked = f"{request_id}.{message.seq}"
             await ask(asked)
 
@@ -411,7 +411,7 @@ class Waits:
             raise
 
     async def _close_unless_ending(self, signal: str, request_id: str) -> None:
-        """Post that a question is closed, because the code of the run, which continues, has cancelled its wait.
+        """Post that a question is closed, because the code of the run, which continues, cancelled its wait.
 
         If this is not written, the question stays open, and the next attempt closes it or waits for its answer.
         """
@@ -427,8 +427,8 @@ class Waits:
     async def _close_question(self, names: Sequence[str], request_id: str, end: Any) -> Any:
         """Post that a question is closed. Returns what ends the wait: `end`, or the answer if that was posted before.
 
-        This is a commit before that of the wait's record, because only the order of the mailbox decides whether an
-        answer, which `runner.approve` has confirmed, came in time.
+        This is a commit before the commit of the wait's record, because only the order of the mailbox decides whether
+        an answer, which `runner.approve` confirmed, came in time.
         """
         if self._writer.closed_error is not None:  # the record of the wait is refused too
             return end
@@ -456,7 +456,7 @@ class Waits:
     # -- messages to the agent
 
     async def messages(self, timeout: float | None, given_key: str | None = None) -> list[dict[str, Any]]:
-        """Return the new messages to the agent, waiting for the first one."""
+        """Return the new messages to the agent, waiting for the first message."""
         _check_timeout(timeout)
         name, key = "messages", self._journal.key_for("w", "messages", given_key)
         async with self._journal.keys.exclusive(name, key):
@@ -484,7 +484,7 @@ class Waits:
             fix = f"Pass {agent.__name__}()" if isinstance(agent, type) else ""
             raise must("agent", "be an agent or an agent key", agent, fix)
         journal = self._journal
-        called = f"{CHILD}{agent_key}"  # keys are counted by this name, also if the journal has another name
+        called = f"{CHILD}{agent_key}"  # keys are counted by this name, even if the journal contains another name
         digest = arguments_digest(input)
         key = journal.key_for("c", called, given_key, digest)
         async with journal.keys.exclusive(called, key):
@@ -569,8 +569,8 @@ class Waits:
         """Make sure that workers can run a child that was called before.
 
         Returns:
-            The payload of its result if it ended without a message to this run, else None. A child sends none while
-            its parent has ended too, because the parent failed or both were cancelled.
+            The payload of its result if it ended without a message to this run, else None. A child sends none if its
+            parent ended too, because the parent failed or both were cancelled.
         """
         writer, mailbox, child = self._writer, self._mailbox, row.run_id
         while True:
@@ -631,7 +631,7 @@ class Waits:
 
 
 def _ended_before(row: RunRow, stored: RunRow) -> bool:
-    """Return whether the child that is stored has ended: a deleted run with the id of the caller has called it.
+    """Return whether the stored child ended: a deleted run with the id of the caller called it.
 
     Raises:
         IdempotencyConflict: It had another input.
@@ -660,7 +660,7 @@ def reviewed(answer: Any, read: Callable[[Any], Any] = lambda result: result) ->
     """Return the outcome of a step in doubt by the answer of a reviewer, and its result if it was done.
 
     Raises:
-        InvalidArgument: The answer has no known outcome.
+        InvalidArgument: The outcome of the answer is unknown.
     """
     outcome = answer.get("outcome") if isinstance(answer, dict) else answer
     if outcome == "done" and isinstance(answer, dict):

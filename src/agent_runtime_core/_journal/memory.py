@@ -14,7 +14,7 @@ Entry = tuple[int, Record]  # the first event sequence number, or -1 for a recor
 
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
-    """Reserve `count` event sequence numbers of the run, and return the first one."""
+    """Reserve `count` event sequence numbers of the run, and return the first number."""
     heads = tx.tables["head"]
     first: int = heads.get(run_id, 0)
     tx.put(heads, run_id, first + count)
@@ -67,7 +67,7 @@ def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
 
 
 def rewrite(tx: MemoryTx, run_id: str, changes: Sequence[tuple[Record, Record]]) -> list[bool]:
-    """Replace records by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    """Replace records by the same data in another encoding; return for each pair whether the old data is stored."""
     journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
     done = []
     for old, new in changes:

@@ -34,7 +34,7 @@ _REWRITE = (
     "UPDATE arc_journal SET result = ?, error = ?, state = ?, info = ?, next = ?, digest = ?"
     " WHERE run_id = ? AND seq = ?"
 )
-#: A page of rows up to the first one with which they have so many characters.
+#: A page of rows up to the first row with which they contain so many characters.
 PAGE = "SELECT {columns} FROM (SELECT *, sum({size}) OVER (ORDER BY seq) - ({size}) AS before FROM ({rows}) p) q"
 _SIZE = (
     "coalesce(octet_length(result), 0) + coalesce(octet_length(error), 0) + coalesce(octet_length(state), 0)"
@@ -57,7 +57,7 @@ def _one(rows: Any) -> Record | None:
 
 
 def lock_log(tx: PostgresTx, run_id: str) -> None:
-    """Keep other transactions from giving event numbers of this run, or topic, before this one ends."""
+    """Keep other transactions from giving event numbers of this run, or topic, before this transaction ends."""
     if run_id in tx.logs or tx.rows.get(run_id) is not None:
         return
     if tx.execute(_LOCK, (run_id, run_id)).fetchone() is None:
@@ -143,7 +143,7 @@ def transacted(tx: PostgresTx, run_id: str, *_: Any) -> str | None:
 
 
 def rewrite(tx: PostgresTx, run_id: str, changes: Sequence[tuple[Record, Record]]) -> list[bool]:
-    """Replace records by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    """Replace records by the same data in another encoding; return for each pair whether the old data is stored."""
     done = []
     for old, new in changes:
         done.append(_one(tx.execute(_RECORD, (run_id, old.seq))) == old)
@@ -173,7 +173,7 @@ def ending(view: Any, run_id: str) -> Record | None:
 
 
 def endings(view: PostgresConnection, run_ids: Sequence[str]) -> dict[str, Record]:
-    """Return the last end of each of these runs that has one; without the result if `info` has its outcome."""
+    """Return the last end of each of these runs, if there is any; without the result if `info` contains its outcome."""
     ends = (
         "SELECT DISTINCT ON (run_id) run_id, seq, kind, name, attempt, info FROM arc_journal"
         " WHERE run_id = ANY(?) AND kind = 'ended' ORDER BY run_id, seq DESC"

@@ -1,8 +1,8 @@
 """Records of a run's journal, and the events that are derived from them.
 
-The journal is append-only. It alone decides what a run has done. Each record is written once, with the id of the claim
-that wrote it. The `step.*`, `progress.update` and `run.*` events are not stored: a record reserves their sequence
-numbers, and `derived_events` returns them when they are read.
+The journal is append-only. It alone decides what a run did. Each record is written once, with the id of the claim that
+wrote it. The `step.*`, `progress.update` and `run.*` events are not stored: a record reserves their sequence numbers,
+and `derived_events` returns them when they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ATTEMPT: Final = "attempt"  # a run attempt started; `name` is the agent key
 RESUMED: Final = "resumed"  # a parked run resumed
 STARTED: Final = "started"  # a step attempt started
 DONE: Final = "done"  # a step completed; may include its own start and the start of the next step
-RETRYING: Final = "retrying"  # a step attempt failed, and another one follows
+RETRYING: Final = "retrying"  # a step attempt failed, and another attempt follows
 FAILED: Final = "failed"  # the last step attempt failed
 SKIPPED: Final = "skipped"  # recorded steps were passed on replay
 RESET: Final = "reset"  # an executor restarted: earlier records of its scope no longer count
@@ -59,7 +59,7 @@ class Record(NamedTuple):
         error: The error of the step, as JSON.
         state: The state that the step leaves, as JSON.
         pos: The position of the step in its list.
-        total: How many steps the list has.
+        total: How many steps the list contains.
         tries: The attempts of the step.
         ms: How long the step took, in milliseconds.
         info: JSON object with the fields that only some kinds have.
@@ -110,7 +110,7 @@ def repeated(applied: Callable[..., int], tx: Any, run_id: str, record: Record) 
 def is_duplicate_end(record: Record, last: Record | None) -> bool:
     """Return whether a record that ends a run without a claim repeats the last end.
 
-    Two callers may cancel a run at the same time. Only one of them may append the end.
+    Two callers may cancel a run at the same time. Only one caller may append the end.
     """
     if record.kind != ENDED or record.claim_id or last is None:
         return False
@@ -125,12 +125,12 @@ class JournalOperations:
 
     Attributes:
         record: `record(tx, run_id, seq)` returns the record at a position, or None.
-        newest: `newest(tx, run_id)` returns the position of the last record, -1 without one.
+        newest: `newest(tx, run_id)` returns the position of the last record, or -1.
         ending: `ending(tx, run_id)` returns the last record of kind "ended", or None.
         insert: `insert(tx, run_id, record)` stores a record at its position.
         head: For a bus with `derives`: `head(tx, run_id)` returns the sequence of the run's next event, which is the
             greatest of 0, `ev + nev` of the records, and the sequence after the last published event. No other
-            transaction may take that sequence before this one ends.
+            transaction may take that sequence before this transaction ends.
         connection: For a store with `transacts`: `connection(tx)` returns what the function of `ctx.transaction` gets.
             It must not be able to commit or roll back.
     """
@@ -184,7 +184,7 @@ class JournalOperations:
         make_record: Callable[[Any], Record],
     ) -> str | None:  # fmt: skip
         stored = self.record(tx, run_id, draft.seq)
-        if stored is not None:  # an earlier commit was applied and its reply was lost: the function has run
+        if stored is not None:  # an earlier commit was applied and its reply was lost: the function was called
             self._applied(tx, run_id, draft)
             return stored.result
         try:
@@ -205,16 +205,16 @@ def record_size(record: Record) -> int:
 
 
 def with_start_info(info: str | None, start: Record) -> str:
-    """Return the `info` of a DONE record that includes the start of its step, which has no record of its own."""
+    """Return the `info` of a DONE record that includes the start of its step, which is not recorded separately."""
     began = start.info or "{}"
-    # The start of a tool call has all fields of the call.
+    # The start of a tool call contains all fields of the call.
     if info is None or (began.startswith('{"tool":') and '"charged":' not in info):
         return f'{{"began":{began}}}'
     return f'{info[:-1]},"began":{began}}}'
 
 
 def with_beginning(end: Record, began: Record) -> Record:
-    """Return the end of a run attempt with the start of that attempt, which has no record of its own."""
+    """Return the end of a run attempt with the start of that attempt, which is not recorded separately."""
     field = f'"began":["{began.kind}",{quote(began.name)},{began.attempt},{began.info or "{}"}]'
     info = f"{{{field}}}" if end.info is None else f"{end.info[:-1]},{field}}}"
     # Faster than calling the class.
@@ -251,7 +251,7 @@ def is_copied(record: Record) -> bool:
 
 
 def start_events(total: int) -> int:
-    """Return how many events the start of a step has: 2 with a known total, as it also reports progress."""
+    """Return how many events the start of a step represents: 2 with a known total, as it also reports progress."""
     return 2 if total else 1
 
 
@@ -281,8 +281,8 @@ def derived_events(
 def _marked_events(run_id: str, record: Record, mark: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the events of a record that cannot be decrypted, with a mark as their contents.
 
-    The numbers of the events stay right. Which event has which number is certain, except for a step of a list with
-    three events: it has its own start or that of the next step.
+    The numbers of the events stay right. Which event belongs to which number is certain, except for a step of a list
+    with three events: it contains its own start or the start of the next step.
     """
     fields = _step_fields(run_id, record.name, record.key, record.pos, record.total)
     counts = {"attempt": record.attempt, "max_attempts": record.tries}
@@ -428,7 +428,7 @@ def encode_record(payloads: Payloads, run_id: str, record: Record) -> Record:
 
 
 def decode_record(payloads: Payloads | None, run_id: str, record: Record) -> Record:
-    """Return a record that a store has as its readers get it."""
+    """Return a stored record as its readers get it."""
     if payloads is None:
         return record
     record = record._replace(result=payloads.decode_optional("result of run", run_id, record.result))
@@ -455,7 +455,7 @@ def _marked_info(record: Record, mark: dict[str, Any]) -> str:
 
 
 def decode_records(payloads: Payloads | None, run_id: str, records: list[Record]) -> list[Record]:
-    """Return records that a store has as their readers get them."""
+    """Return stored records as their readers get them."""
     if payloads is None:
         # A process without a codec continues no encrypted journal, so the last contents are encrypted if any are.
         texts = (each.info or each.result for each in reversed(records))

@@ -21,7 +21,7 @@ def _body(record: Record) -> str:
 
 
 def _packed(run_id: str, record: Record) -> tuple[Any, ...]:
-    """Return the fields of a record that the script reads, and the other ones as one JSON string."""
+    """Return the fields of a record that the script reads, and the other fields as one JSON string."""
     return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, _body(record))
 
 
@@ -57,7 +57,7 @@ async def ending(engine: RedisEngine, run_id: str) -> Record | None:
 
 
 async def endings(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, Record]:
-    """Return the last end of each of these runs that has one; of the result it has the error and the usage only."""
+    """Return the last end of each of these runs, if there is any; of the result only the error and the usage."""
     found, left = {}, list(run_ids)
     while left:
         count, ends = await engine.ask("journal.endings", left)

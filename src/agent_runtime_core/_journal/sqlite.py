@@ -20,13 +20,13 @@ from .record import ENDED, Record, has_outcome, is_duplicate_end
 SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # results of these lengths are compressed; characters
 PACKING = 4  # about how many times as long a result is as its compressed form
 
-# Each column costs time for every record that is written or read. The fields that SQL queries read have their own
-# columns, and so has the result, which may be large. All other fields share `body`.
+# Each column costs time for every record that is written or read. The fields that SQL queries read are separate
+# columns, and so is the result, which may be large. All other fields share `body`.
 #
-# A record has one integer key, made of the number of its run and its position. So the records of a run are together, as
-# a resumed run reads them; the key takes 5 bytes instead of 40; and only a row of more than 4 KB needs overflow pages,
-# which in a table WITHOUT ROWID are needed from 1 KB on. Measured: a chain of steps writes 0.6 times as many bytes,
-# groups of records of many runs 0.2 to 0.8 times.
+# A record's key is one integer, made of the number of its run and its position. So the records of a run are together,
+# as a resumed run reads them; the key takes 5 bytes instead of 40; and only a row of more than 4 KB needs overflow
+# pages, which in a table WITHOUT ROWID are needed from 1 KB on. Measured: a chain of steps writes 0.6 times as many
+# bytes, groups of records of many runs 0.2 to 0.8 times.
 _POSITIONS = 1 << 32  # of a run
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
@@ -46,13 +46,13 @@ CREATE TABLE arc_journal (
 INSERT INTO arc_journal SELECT number * {_POSITIONS} + seq, kind, name, result, body, ev, nev, crc
     FROM arc_journal_runs CROSS JOIN arc_journal_1 USING (run_id) ORDER BY number, seq;
 DROP TABLE arc_journal_1""",
-    # Since the number of a run's row is the number of its journal, this table has only journals that are older, or that
-    # have no row in this file. Renamed, because an older library that still has the file open must fail: it would find
-    # no records of a run, and execute its steps again.
+    # Since the number of a run's row is the number of its journal, this table contains only journals that are older, or
+    # that belong to no row in this file. Renamed, because an older library that still uses the file must fail: it would
+    # find no records of a run, and execute its steps again.
     "ALTER TABLE arc_journal_runs RENAME TO arc_journal_numbers",
 )
 
-# Above each number of `arc_journal_numbers`, so no two journals have the same one. A file has fewer runs in its life.
+# Above each number of `arc_journal_numbers`, so no two journals share a number. A file contains fewer runs in its life.
 _OF_ROWS = 1 << 30
 _GIVEN = "SELECT number FROM arc_journal_numbers WHERE run_id = ?"
 _NUMBER = f"SELECT coalesce(({_GIVEN}), (SELECT n + {_OF_ROWS} FROM arc_runs WHERE run_id = ?))"
@@ -92,7 +92,7 @@ _BOUNDARIES = (
 
 
 def _span(view: SQLiteTx | sqlite3.Connection, run_id: str) -> tuple[int, int]:
-    """Return the key of the run's first record, and the key after its last possible one; of an unknown run, none."""
+    """Return the key of the run's first record, and the key after its last possible key; of an unknown run, none."""
     number = _number_of(view, run_id)
     return (0, 0) if number is None else (number * _POSITIONS, (number + 1) * _POSITIONS)
 
@@ -110,7 +110,7 @@ def _number_of(view: SQLiteTx | sqlite3.Connection, run_id: str) -> int | None:
 
 
 def has_no_queue(error: sqlite3.OperationalError) -> bool:
-    """Whether a statement failed because no queue has its tables in the file."""
+    """Whether a statement failed because the tables of the queue are not in the file."""
     return str(error) == "no such table: arc_runs"
 
 
@@ -175,12 +175,12 @@ def _packed(kind: str, result: str | None) -> str | bytes | None:
     """Return a result as it is stored, compressed if that pays.
 
     A row of more than a quarter of a page needs another page, so results of a few kilobytes are compressed, such as
-    answers of models. Compressing larger ones takes too long. The exception is the result of the run, which repeats a
-    whole conversation.
+    answers of models. Compressing larger results takes too long. The exception is the result of the run, which repeats
+    a whole conversation.
     """
     if result is None or len(result) < SHORTEST_PACKED or (len(result) > LONGEST_PACKED and kind != ENDED):
         return result
-    if result.startswith(MARK):  # the codec has compressed it
+    if result.startswith(MARK):  # the codec compressed it
         return result
     packed = compress(result.encode(), 1)
     return packed if len(packed) < len(result) * 0.8 else result
@@ -279,7 +279,7 @@ def transact(
     """
     stored = tx.execute(_RESULT, (_span(tx, run_id)[0] + draft.seq,)).fetchone()
     if stored is not None:
-        # An earlier commit was applied and its reply was lost: the function has run.
+        # An earlier commit was applied and its reply was lost: the function was called.
         applied(tx, run_id, draft)
         return _unpacked(stored[0])
     record = make_record(run(tx, draft.name, fn, args))
@@ -292,7 +292,7 @@ def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
 
 
 def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[Record, Record]]) -> list[bool]:
-    """Replace records by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    """Replace records by the same data in another encoding; return for each pair whether the old data is stored."""
     first, done = _span(tx, run_id)[0], []
     for old, new in changes:
         row = tx.execute(_RECORD, (first + old.seq,)).fetchone()
@@ -398,7 +398,7 @@ def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
 
 
 def endings(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, Record]:
-    """Return the last end of each of these runs that has one; without the result if `info` has its outcome."""
+    """Return the last end of each of these runs, if there is any; without the result if `info` contains its outcome."""
     found = {}
     for run_id in run_ids:
         span = _span(view, run_id)
@@ -445,7 +445,7 @@ def boundaries(
         first, end = _span(view, run_id)
         with contextlib.closing(view.execute(_BOUNDARIES, (first, end, since, first, end, since, limit))) as cursor:
             for n, row in enumerate(cursor, 1):
-                yield row  # its types are checked before the next one is read
+                yield row  # its types are checked before the next row is read
                 result = row[3] or ""
                 size += len(row[4]) + len(result) * (PACKING if isinstance(result, bytes) else 1)
                 is_cut = size >= enough or n == limit

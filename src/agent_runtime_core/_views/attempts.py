@@ -19,7 +19,7 @@ Kind = Literal["step", "model", "tool", "wait", "approval", "sleep", "child"]
 SIGNAL: Final = "signal:"  # begins the name of a wait for a signal or an approval
 CALL: Final = "call:"  # begins the name of the call of a child run
 LIST: Final = "x:"  # begins the key of all steps of one step list
-_LOOP = "k:l:"  # begins the key of the model and tool calls of an agent loop
+LOOP: Final = "k:l:"  # begins the key of the model and tool calls of an agent loop
 _BEGAN = '{"began":{}}'  # what nearly all steps have: decoding it takes a quarter of the time of a long journal
 _WAITS = frozenset({"wait", "approval", "sleep", "child"})
 _ENDS = frozenset({DONE, RETRYING, FAILED})
@@ -30,12 +30,12 @@ class Attempt:
     """One attempt of a step.
 
     Attributes:
-        seq: The position of the record with its start, or of its end if the journal has no start.
+        seq: The position of the record with its start, or of its end if the journal contains no start.
         claim_id: The claim of that record.
         began: When it started, wall seconds; None if the journal does not say.
         ended: When it ended.
         end: The record of its end. None while it is open, or if it never ended.
-        replaced: Whether another attempt followed although this one has no end.
+        replaced: Whether another attempt followed although this attempt has not ended.
     """
 
     seq: int
@@ -53,12 +53,12 @@ class TracedStep:
     Attributes:
         name: Its name in the journal.
         key: Its key in the journal.
-        kind: What it is; None for a recorded value, such as that of `ctx.now`.
+        kind: What it is; None for a recorded value, such as the value of `ctx.now`.
         attempts: Its attempts over all executions of the run.
         records: Its records.
         start: The fields of its starts: `pos`, and in a DAG `completed` and `needs`, the positions of other steps.
         digest: The digest of its arguments; of a step of a list, the number of the list.
-        copied: Whether its result was copied from the run that this one was forked from.
+        copied: Whether its result was copied from the run that this run was forked from.
         state: done, running, waiting, in doubt, retrying, failed, copied, cancelled or timed_out.
     """
 
@@ -84,7 +84,7 @@ class TracedStep:
 
     @property
     def began(self) -> float | None:
-        """When its first attempt started. A copied step has no times, because it ran in another run."""
+        """When its first attempt started. A copied step shows no times, because it ran in another run."""
         if self.copied:
             return None
         first = self.attempts[0]
@@ -150,7 +150,7 @@ def _kind(step: TracedStep, record: Record, info: dict[str, Any]) -> Kind | None
     name, start = step.name, step.start
     # The DONE records of waits and values have no number of attempts.
     if "until" not in start and "child" not in start and (record.kind != DONE or record.tries):
-        if not step.key.startswith(_LOOP):
+        if not step.key.startswith(LOOP):
             return "step"
         return "model" if name == "model" else "tool" if name == "tool" else "step"
     if name.startswith(CALL):
@@ -285,7 +285,7 @@ def step_views(row: RunRow, records: Sequence[Record], after: int = -1, limit: i
         limit: How many steps at most; None for all.
 
     Returns:
-        `next` is the `after` of the next page, None for the last one. Each item is {"sequence", "step_id", "name",
+        `next` is the `after` of the next page, None for the last page. Each item is {"sequence", "step_id", "name",
         "key", "state", "started_at", "ended_at", "duration_ms", "attempts", "error", "cost_usd", "usage", "parent"};
         `parent` is the step id of the enclosing step.
     """

@@ -68,7 +68,7 @@ def _fork(fork: RunRow, source: RunRow, identities: Sequence[Identity]) -> dict[
 
 
 def _merged(mine: Sequence[Identity], theirs: Sequence[Identity]) -> list[Identity]:
-    """Return the steps of both in the order of the first run; those only in the other one follow their predecessor."""
+    """Return the steps of both in the order of the first run; those only in the other run follow their predecessor."""
     known, merged, before = set(mine), dict[Identity | None, list[Identity]](), None
     for each in theirs:
         if each in known:

@@ -92,9 +92,9 @@ def _page_of(items: Sequence[bytes], position: int | None) -> bytes:
 def event_json(event: Event) -> bytes:
     """Return an event as a JSON object with `sequence`, `type`, `time` and `payload`, in one line of ASCII.
 
-    An event of `Event.from_agent` has `"from_agent":true` too.
+    An event of `Event.from_agent` contains `"from_agent":true` too.
     The bytes are made once and stored in the event. A payload without tags of types is the stored text;
-    `plain_json` describes other ones.
+    `plain_json` describes other payloads.
 
     Raises:
         StorageCorrupt: The stored payload or time was changed.
@@ -156,7 +156,7 @@ def sse_frames(page: Sequence[Event], *, named: bool = False) -> bytes:
 
     Args:
         page: The events.
-        named: Whether each has a line `event:` with its type, too.
+        named: Whether each gets a line `event:` with its type, too.
     """
     if not isinstance(page, EventPage):
         return _frames(page, named)
@@ -176,5 +176,5 @@ def _frames(events: Iterable[Event], named: bool) -> bytes:
 
 
 def _name(event_type: str) -> bytes:
-    """Return a type for the line `event:`. One with a line break, which no method accepts, is escaped as in JSON."""
+    """Return a type for the line `event:`. A type with a line break, which no method accepts, is escaped as in JSON."""
     return (event_type if event_type.isprintable() else quote(event_type)[1:-1]).encode()

@@ -30,7 +30,7 @@ def journal_view(records: Sequence[Record], after: int = -1, limit: int | None =
         limit: How many records at most; None for all.
 
     Returns:
-        `next` is the `after` of the next page, None for the last one.
+        `next` is the `after` of the next page, None for the last page.
     """
     later = (each for each in records if each.seq > after)
     page = [*islice(later, limit)]
@@ -41,7 +41,7 @@ def journal_view(records: Sequence[Record], after: int = -1, limit: int | None =
 def record_view(record: Record, run_id: str | None = None) -> dict[str, Any]:
     """Return the fields of a record under their stored names, and the JSON in them as plain values.
 
-    With the id of its run, it also has the id of its step.
+    With the id of its run, the fields include the id of its step.
     """
     fields = record._asdict()
     for name in _JSON:
@@ -56,7 +56,7 @@ def record_view(record: Record, run_id: str | None = None) -> dict[str, Any]:
 
 
 async def ended_record(runner: RunClient, row: RunRow) -> Record | None:
-    """Return the record with the result of a finished run. A run that ended without a journal has none."""
+    """Return the record with the result of a finished run; None for a live run or a run without a journal."""
     if row.status in LIVE:
         return None
     ended = await runner.state_store.ending(row.run_id)

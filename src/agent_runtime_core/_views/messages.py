@@ -21,10 +21,9 @@ from ..persistence.model_codec import json_form
 from ..queue.records import LIVE, RunRow
 from ..runner.conversation_history import merged_history, restore_history
 from ..runner.run_client import RunClient
+from .attempts import LOOP
 from .journal import ended_record, result_in
 from .plain import plain_value
-
-_LOOP = "k:l:"  # begins the keys of the model and tool calls of an agent loop
 
 _Recorded = tuple[Any, Identity | None]  # a message, and the model or tool call that made it
 _Item = tuple[Any, str | None]  # a message, and the id of that call
@@ -40,8 +39,8 @@ async def messages_view(
 ) -> dict[str, Any]:  # fmt: skip
     """Return a page of the messages of a run: {"items", "step_ids", "next"}.
 
-    A finished run has the messages of its result. If it has none, and while it is executed, the messages are read from
-    its conversation, its input and its journal.
+    The messages of a finished run are those in its result. If it contains no messages, and while the run is executed,
+    the messages are read from its conversation, its input and its journal.
 
     Args:
         runner: The runner on the store.
@@ -53,8 +52,8 @@ async def messages_view(
             "content", "invalidated": True, "attempt"}. They are no messages: no model has received them.
 
     Returns:
-        `step_ids` has the id of the model or tool call of each item, None for other messages. `next` is the `after` of
-        the next page, None for the last one.
+        `step_ids` contains the id of the model or tool call of each item, None for other messages. `next` is the
+        `after` of the next page, None for the last page.
     """
     records = await runner.state_store.records(row.run_id) if records is None else records
     messages = await _final_messages(runner, row)
@@ -89,7 +88,7 @@ async def _final_messages(runner: RunClient, row: RunRow) -> list[Any]:
 
 
 async def _initial_messages(runner: RunClient, row: RunRow, records: Sequence[Record]) -> list[Any]:
-    """Return the messages that a run began with: those of its conversation so far, and those of its input."""
+    """Return the messages that a run began with: from its conversation so far, and from its input."""
     given = row.decoded("input", plain_value)
     if not isinstance(given, dict):
         return []
@@ -110,7 +109,7 @@ async def _initial_messages(runner: RunClient, row: RunRow, records: Sequence[Re
 
 
 def _plain(messages: list[Any]) -> list[Any]:
-    """Return plain values: the conversation store returns times and other types, the journal plain ones."""
+    """Return plain values: the conversation store returns times and other types, the journal plain values."""
     plain: list[Any] = json.loads(json.dumps(messages, default=json_form))
     return plain
 
@@ -127,7 +126,7 @@ def _recorded(records: Sequence[Record]) -> list[_Recorded]:
 
 
 def _conversation(initial: Sequence[Any], records: Sequence[Record]) -> list[_Recorded]:
-    """Return the initial messages and those of the model and tool calls in a journal, without system prompts."""
+    """Return the initial messages and the model and tool calls of a journal, without system prompts."""
     found = [*((each, None) for each in initial), *_recorded(records)]
     return [each for each in found if isinstance(each[0], dict) and each[0].get("role") not in SYSTEM_ROLES]
 
@@ -165,7 +164,7 @@ def _located(row: RunRow, messages: Sequence[Any], recorded: Sequence[_Recorded]
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """Return what a message has in a result and in the journal, as a string."""
+    """Return what a message contains in a result and in the journal, as a string."""
     fields = (message.get("role"), message.get("content"), message.get("tool_call_id"), message.get("tool_calls"))
     return json.dumps(fields, sort_keys=True)
 
@@ -173,7 +172,7 @@ def _content(message: Mapping[str, Any]) -> str:
 def _with_invalidated(
     row: RunRow, items: Sequence[_Item], records: Sequence[Record], texts: Mapping[str, Sequence[Invalidated]]
 ) -> list[_Item]:
-    """Add invalidated texts: before the answer of their model call, or at the end if it has none."""
+    """Add invalidated texts: before the answer of their model call, or at the end if there is no answer."""
     left, found = dict(texts), list[_Item]()
     for message, step in items:
         found += _struck(step, left.pop(step, ())) if step is not None else []
@@ -191,17 +190,17 @@ def _struck(step: str, texts: Sequence[Invalidated]) -> list[_Item]:
 
 
 def _open_calls(row: RunRow, records: Sequence[Record]) -> list[str]:
-    """Return the ids that model calls without a saved answer can have, one for each loop and one for the next loop.
+    """Return the ids that model calls without a saved answer can get: an id for each loop and for the next loop.
 
-    The journal has no start of a model call, and the steps of a loop are counted.
+    The journal contains no start of a model call, and the steps of a loop are counted.
     """
     turns = {0: 0}
     for each in records:
-        loop, _, turn = each.key.removeprefix(_LOOP).partition(":")
-        if each.name == "model" and each.key.startswith(_LOOP) and loop.isdecimal() and turn.isdecimal():
+        loop, _, turn = each.key.removeprefix(LOOP).partition(":")
+        if each.name == "model" and each.key.startswith(LOOP) and loop.isdecimal() and turn.isdecimal():
             turns[int(loop)] = max(turns.get(int(loop), 0), int(turn) + (each.kind == DONE))
     turns[max(turns) + 1] = 0
-    return [step_id(row.run_id, "model", f"{_LOOP}{loop}:{turn}") for loop, turn in sorted(turns.items())]
+    return [step_id(row.run_id, "model", f"{LOOP}{loop}:{turn}") for loop, turn in sorted(turns.items())]
 
 
 class Invalidated(NamedTuple):
@@ -215,7 +214,7 @@ async def invalidated_texts(runner: RunClient, row: RunRow, records: Sequence[Re
     """Return the texts by the id of the step of their model call, in the order in which they were streamed.
 
     When a run starts or resumes, the text of a model call that has not ended is streamed again from its beginning.
-    When the run has finished, a text without a saved answer never becomes one.
+    When the run has finished, a text without a saved answer never becomes an answer.
     """
     starts = [each for each in records if each.kind in (ATTEMPT, RESUMED) or _is_whole_attempt(each)]
     finished = row.status not in LIVE

@@ -37,9 +37,10 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
     Returns:
         {"total", "by_status", "by_agent", "oldest_pending_at", "oldest_pending_seconds", "due_later", "waiting",
         "concurrency_keys", "workers", "complete"}. `by_agent` has the numbers of runs by status for each agent, and
-        `waiting` those of waiting runs by reason. A concurrency key has the run that is active and the number of runs
-        queued behind it; a worker has its runs and when the first and the last of their leases end. These two come
-        from the first 400 rows of each status, and `complete` says whether those are all.
+        `waiting` the numbers of waiting runs by reason. A concurrency key has the run that is active and the number of
+        runs queued behind it; a worker has its runs and when the first and the last of their leases end. The oldest
+        pending run is the run that has been due for the longest time. Keys, workers and this run come from the first
+        400 rows of each status, and `complete` says whether there are no more rows.
     """
     queue = runner.queue
     counts, now = await queue.counts(tenant), queue.clock.wall()
@@ -52,7 +53,8 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
         await queue.find(RunFilter((status,), tenant=tenant, limit=_MOST_ROWS, light=True))
         for status in ("running", "waiting", "pending")
     ]
-    oldest = min(counts.oldest_pending.values(), default=None)
+    # A delayed run waits since it was due, and one that is due later does not wait for a worker.
+    oldest = min((max(each.created_at, each.due_at) for each in pending if each.due_at <= now), default=None)
     return {
         "total": sum(by_status.values()), "by_status": dict(by_status), "by_agent": by_agent,
         "oldest_pending_at": iso_time(oldest),
@@ -120,8 +122,8 @@ async def agents_view(runner: RunClient, registry: Registry, tenant: str | None 
     """Return the agents that are registered here, and those that only have runs in the store, or of a tenant.
 
     Each is {"key", "registered", "description", "tools", "input_schema", "runs"}. `tools` are {"name", "description",
-    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is that of the
-    agent if it has one, and `runs` are the numbers of its runs by state.
+    "parameters", "requires_confirmation"}; the last is True, False or "conditional". `input_schema` is the
+    schema of the agent's input, if the agent declares it, and `runs` are the numbers of its runs by state.
     """
     counts: dict[str, dict[str, int]] = {}
     for (status, agent), count in (await runner.queue.counts(tenant)).runs.items():
@@ -166,7 +168,7 @@ def _tools(agent: AgentRuntime | None) -> list[dict[str, Any]]:
 
 
 def _attribute(agent: AgentRuntime | None, name: str) -> Any:
-    """Return an attribute of an agent, None if it has none or its property fails, as one that needs a run does."""
+    """Return an attribute of an agent, None if it is missing or its property fails, perhaps because it needs a run."""
     try:
         return getattr(agent, name, None)
     except Exception:  # noqa: BLE001 - a property of the application may raise anything

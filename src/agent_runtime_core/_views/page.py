@@ -51,10 +51,10 @@ def page_files() -> dict[str, PageFile]:
 
 
 def page_file(name: str, known: str | None) -> tuple[int, bytes | None, dict[str, str]]:
-    """Return status, content and headers of a file for a client that has the version `known` of it.
+    """Return status, content and headers of a file for a client that holds the version `known` of it.
 
     Raises:
-        Problem: The page has no such file.
+        Problem: The page contains no such file.
     """
     found = page_files().get(name)
     if found is None:
@@ -63,7 +63,7 @@ def page_file(name: str, known: str | None) -> tuple[int, bytes | None, dict[str
 
 
 def check_sizes(url: int, headers: int, most: int, most_of_headers: int) -> None:
-    """Raise Problem 414 or 431 for a request whose URL or headers have too many bytes."""
+    """Raise Problem 414 or 431 for a request whose URL or headers contain too many bytes."""
     if url >= most:
         raise Problem.of(414, f"The URL must have fewer than {most} bytes.")
     if headers > most_of_headers:
@@ -98,7 +98,7 @@ def _headers(path: str, content: bytes) -> dict[str, str]:
 
 
 def host_name(header: str) -> str | None:
-    """Return the name or address in a `Host` header in lower case, without its port; None if it is not one."""
+    """Return the name or address in a `Host` header in lower case, without its port; None if the header is invalid."""
     found = _HOST.fullmatch(header)
     return None if found is None else found["name"].strip("[]").lower()
 

@@ -1,4 +1,4 @@
-"""Stored JSON as plain values that every JSON reader understands, also if it has types that this process lacks."""
+"""Stored JSON as plain values that every JSON reader understands, even if it contains types that this process lacks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plain_of(value: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON in UTF-8. A stored text may have a lone surrogate, which becomes an escape."""
+    """Return JSON in UTF-8. A stored text may contain a lone surrogate, which becomes an escape."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode("utf-8")
@@ -97,7 +97,7 @@ def plain_json(text: str) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether stored JSON text has no tags, and is one line of ASCII as the codec writes it."""
+    """Return whether stored JSON text contains no tags, and is one line of ASCII as the codec writes it."""
     if "$" in text and _QUOTED in text:
         return False
     # Another program may have written the other forms.

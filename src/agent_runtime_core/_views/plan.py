@@ -24,17 +24,17 @@ _PLAN = f"{LIST}{SCOPE}/p:0:"
 
 
 async def plan_view(runner: RunClient, row: RunRow, records: Sequence[Record] | None = None) -> dict[str, Any]:
-    """Return {"goal", "nodes", "edges", "not_started", "complete"}; no nodes if the run has no plan and no step list.
+    """Return {"goal", "nodes", "edges", "not_started", "complete"}; no nodes for a run without plan and step list.
 
     A node is {"id", "name", "list", "state", "started_at", "ended_at", "attempts", "error", "step_id", "kind", "tool",
-    "input", "description"}. Its state is that of the step, pending or skipped (because a dependency failed). An edge is
-    {"from", "to"} with ids of nodes: the second step needs the first one. Of a step list the journal has the number of
-    steps, but no names of those that have not started: `not_started` counts these. `complete` is False if there are
-    more than `MOST_NODES`, and the others are left out.
+    "input", "description"}. Its state is the state of the step, or pending, or skipped (because a dependency failed).
+    An edge is {"from", "to"} with ids of nodes: the second step needs the first step. Of a step list the journal stores
+    the number of steps, but no names of steps that have not started: `not_started` counts these. `complete` is False if
+    there are more than `MOST_NODES`, and the others are left out.
     """
     records = await runner.state_store.records(row.run_id) if records is None else records
     traces = traced_steps(row, records)
-    planned = _plan_in(records)
+    planned = plan_in(records)
     view = _listed(row, records, traces) if planned is None else _planned(row, planned, traces)
     kept = view["nodes"][:MOST_NODES]
     if complete := len(kept) == len(view["nodes"]):
@@ -69,13 +69,13 @@ def _skipped(records: Sequence[Record]) -> dict[Identity, str]:
 
 
 def _total(records: Sequence[Record]) -> int:
-    """Return how many steps the step lists have that have begun."""
+    """Return how many steps the step lists contain that have begun."""
     totals = {(each.key, each.digest): each.total for each in records if each.key.startswith(LIST) and each.digest}
     return sum(totals.values())
 
 
-def _plan_in(records: Sequence[Record]) -> Plan | None:
-    """Return the first plan of a run that its journal has; None if the step `plan` has another result."""
+def plan_in(records: Sequence[Record]) -> Plan | None:
+    """Return the first plan of a run in its journal; None if the result of the step `plan` is not a plan."""
     for record in records:
         if record.kind == DONE and record.name == PLANNING and record.key == "s:0":
             found = plain_value(record.result)
@@ -123,7 +123,7 @@ def _node(row: RunRow, name: str, key: str, trace: TracedStep | None) -> dict[st
 
 
 def _edges(row: RunRow, steps: Sequence[TracedStep]) -> list[dict[str, str]]:
-    """Return the edges of step lists. In a list without dependencies each step needs the one before it."""
+    """Return the edges of step lists. In a list without dependencies each step needs the step before it."""
     lists: dict[tuple[str, str | None], dict[int, TracedStep]] = {}
     for each in steps:
         lists.setdefault((each.key, each.digest), {})[each.start.get("pos", 0)] = each

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json`. No body has a traceback, a path, a secret or a value of the caller."""
+"""Errors as `application/problem+json`. No body contains a traceback, a path, a secret or a value of the caller."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def detail_of(error: Exception) -> str:
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the problem for any error. An unexpected one gives 500, without a detail."""
+    """Return the problem for any error. An unexpected error gives 500, without a detail."""
     if isinstance(error, Problem):
         return error
     known = next((each for each in type(error).__mro__ if each in _CODES), None)
@@ -167,7 +167,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def field_path(*where: object) -> str:
-    """Return the path of a field. Model names are omitted, and names that cannot be those of fields are hidden."""
+    """Return the path of a field. Model names are omitted, and names that cannot be names of fields are hidden."""
     source, *parts = where if len(where) > 1 else ("", *where)
     if source == "header":
         return str(parts[-1])

@@ -19,6 +19,7 @@ from .._core.ids import stored_id
 from .._core.validation import did_you_mean, must
 from ..errors import InvalidArgument
 from ..queue.base import RunQueue
+from ..queue.contents import ContentFilter
 from ..queue.records import RunFilter, RunRow
 from ..status import RunStatus
 from .problems import field_path, invalid, invalid_fields, safe_text
@@ -75,11 +76,10 @@ def check_order(since: float | None, until: float | None) -> None:
 
 
 def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
-    """Return filters whose runs together are those of a query.
+    """Return filters whose runs together are the runs of a query.
 
     Args:
-        query: The checked parameters of `GET /runs`: "state" (a list), "agent", "since", "until", "q", "parent",
-            "conversation" and "tenant".
+        query: The checked parameters of `GET /runs`.
 
     Raises:
         Problem: `since` is after `until`, or `parent` can be no run id.
@@ -89,9 +89,13 @@ def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
         parent = None if query["parent"] is None else stored_id(query["parent"], query["tenant"] or "")
     except InvalidArgument as error:
         raise invalid("parent", error) from None
+    contents = ContentFilter(
+        tuple(query["metadata"]), query["tag"], query["error_type"], query["code_version"], query["search"]
+    )
     base = RunFilter(
         agent=query["agent"], since=query["since"] or 0.0, until=query["until"], prefix=query["q"], parent=parent,
-        conversation=query["conversation"], tenant=query["tenant"], newest_first=True,
+        conversation=query["conversation"], tenant=query["tenant"], newest_first=True, without_input=True,
+        min_attempts=query["min_attempts"], contents=contents,
     )  # fmt: skip
     statuses = tuple(each for each in query["state"] if each in RunStatus.__members__.values())
     found = [base._replace(statuses=statuses)] if statuses else []
@@ -102,16 +106,16 @@ def filters_of(query: Mapping[str, Any]) -> list[RunFilter]:
     return found or [base]
 
 
-def page_start(cursor: str | None, bound: Mapping[str, Any]) -> Position | None:
-    """Return where the page of a cursor starts; None without one, for the first page.
+def page_start(cursor: str | None, bound: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Return where the page of a cursor starts; None without a cursor, for the first page. See `Found.position`.
 
     Raises:
         Problem: The cursor is not one of a list with this filter.
     """
     if cursor is None:
         return None
-    created_at, number = position_in(cursor, bound, (float, int), int)
-    return created_at, number
+    kinds = (float, int), int, *([] if bound["sort"] is None else [(float, int)])
+    return tuple(position_in(cursor, bound, *kinds))
 
 
 def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]:
@@ -126,20 +130,23 @@ def position_in(cursor: str, bound: Mapping[str, Any], *types: Any) -> list[Any]
         raise invalid("cursor", error) from None
 
 
-async def newest_of(
-    queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int, *, metadata: bool = False
-) -> list[RunRow]:
-    """Return the newest rows before a position that match one of the filters, each once: light, or with `metadata`."""
-    lists = [
-        await queue.find(each._replace(before=before, limit=limit, light=not metadata, without_input=metadata))
-        for each in filters
-    ]
+async def newest_of(queue: RunQueue, filters: Sequence[RunFilter], before: Position | None, limit: int) -> list[RunRow]:
+    """Return the newest rows before a position that match one of the filters, each once."""
+    lists = [await queue.find(each._replace(before=before, limit=limit)) for each in filters]
     if len(lists) == 1:
         return lists[0]
     merged: dict[str, RunRow] = {}
     for row in heapq.merge(*lists, key=lambda row: (row.created_at, row.arrival), reverse=True):
         merged.setdefault(row.run_id, row)
     return [*merged.values()][:limit]
+
+
+def metadata_pair(text: str) -> tuple[str, str]:
+    """Return the key and the value in KEY=VALUE."""
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise ValueError("be KEY=VALUE")
+    return key, value
 
 
 def cursor_of(position: Sequence[float | str], wanted: Filter) -> str:
@@ -149,7 +156,7 @@ def cursor_of(position: Sequence[float | str], wanted: Filter) -> str:
 
 
 def position_of(cursor: str, wanted: Filter, *kinds: type | tuple[type, ...]) -> list[Any]:
-    """Return the position of a cursor, which has one value of each kind.
+    """Return the position of a cursor, which consists of one value of each kind.
 
     Raises:
         InvalidArgument: The cursor is of another filter, or not one of `cursor_of`.
@@ -199,7 +206,7 @@ class Parameter(NamedTuple):
         return self._replace(description=description, more=more)
 
     def documented(self, name: str) -> dict[str, Any]:
-        """Return the parameter as the OpenAPI document has it, under its name."""
+        """Return the parameter as the OpenAPI document contains it, under its name."""
         described = {"description": self.description} if self.description else {}
         default = {} if self.default is None else {"default": self.default}
         schema = {**self.kind, **described, **self.more, **default, "title": titled(name)}
@@ -273,6 +280,8 @@ BOOLEAN: Final = Parameter(_boolean, {"type": "boolean"}, False)
 TIME: Final = Parameter(seconds_of, {"anyOf": [*TIME_FORMS, _NULL]})
 #: The name of a tenant.
 TENANT: Final = Parameter(_tenant, {"anyOf": [_STRING, _NULL]}).about(OF_TENANT, **TENANT_TEXT)
+#: A condition on the metadata that may be repeated.
+METADATA: Final = Parameter(metadata_pair, {"anyOf": [{"type": "array", "items": _STRING}, _NULL]}, many=True)
 #: A text that may be repeated.
 STRINGS: Final = Parameter(str, {"anyOf": [{"type": "array", "items": _STRING}, _NULL]}, many=True)
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from .._core.lazy_import import load
 from .._journal.record import Record
+from ..queue.contents import MAX_TAG
 from ..queue.records import LIVE, SCHEDULE, RunFilter, RunRow
 from ..runner.approvals import open_requests
+from ..runner.finding import MOST_ROWS, SORTS, Finder
 from ..runner.run_client import RunClient
 from . import queries
 from .attempts import step_views
 from .compare import compare_view
+from .dashboard import WINDOWS, Dashboard
 from .events import MOST_TYPES
 from .journal import journal_view
 from .messages import messages_view
@@ -33,12 +36,12 @@ from .visibility import (
     visible_page,
     visible_row,
     visible_schedule,
+    visible_to,
     visible_view,
 )
 
 MAX_WAIT: Final = 60  # seconds
 RETRY_SECONDS: Final = 1
-_MOST_RUNS: Final = 10_000  # rows that one request reads to fill a page
 _MOST_QUESTIONS: Final = 2_000
 OF_RESULTS: Final = ("result", "read")  # scopes that allow to read the outcome of a run: one of them is enough
 
@@ -107,7 +110,7 @@ class Route(NamedTuple):
     statuses: tuple[int, ...] = (200,)
 
     def ids_in(self, parts: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the open parts of a path, None if the path is another one."""
+        """Return the open parts of a path, None if the path is another path."""
         pattern = self.path.split("/")
         if len(parts) != len(pattern):
             return None
@@ -117,23 +120,44 @@ class Route(NamedTuple):
 
 
 async def list_runs(asked: Asked) -> Answer:
-    """List runs, newest first, without their inputs and results. Several states select the runs with one of them."""
+    """List runs, newest first or sorted, without their inputs and results.
+
+    Several states select the runs with one of them. `note` says which runs were not read.
+    """
     runner, caller = asked.runner, asked.caller
     bound = {name: value for name, value in asked.query.items() if name not in ("cursor", "limit")}
     bound["tenant"] = caller.tenant
     start, limit = queries.page_start(asked.query["cursor"], bound), asked.query["limit"]
-    read = partial(_newest, asked, queries.filters_of(bound))
-    rows, following = await visible_page(runner.queue, caller, "read", limit, _MOST_RUNS, start, read, limit)
-    items = await list_items(runner, rows)
+    filters, note = queries.filters_of(bound), ""
+    if bound["sort"] is not None or filters[0] != filters[0].of_store:
+        found = await _finder(asked, filters).find(limit, start)
+        rows, following, note = found.rows, found.position, found.note
+    else:
+        read, start = partial(_newest, asked, filters), cast("queries.Position | None", start)
+        rows, following = await visible_page(runner.queue, caller, "read", limit, MOST_ROWS, start, read, limit)
+    items = await list_items(runner, rows, visible_to(runner.queue, caller))
     await hide_parents(runner.queue, caller, items)
-    return _page(items, None if following is None else queries.cursor_of(following, bound))
+    page = _page(items, None if following is None else queries.cursor_of(following, bound))
+    return page._replace(value={**page.value, "note": note or None})
+
+
+def _finder(asked: Asked, filters: Sequence[RunFilter]) -> Finder:
+    """Return what reads the runs that match one of the filters, and that the caller may see."""
+    queue, caller = asked.runner.queue, asked.caller
+
+    async def visible(row: RunRow) -> bool:
+        return any(each.of_store.admits(row) for each in filters) and await is_visible(queue, caller, row, "read")
+
+    wanted = filters[0]
+    if len(filters) > 1:  # states: no filter of the store has all of them
+        wanted = wanted._replace(statuses=None, retrying=False, in_doubt=False)
+    return Finder(queue, asked.runner.state_store, wanted, asked.query["sort"], visible)
 
 
 async def _newest(
     asked: Asked, filters: Sequence[RunFilter], before: queries.Position | None
 ) -> list[tuple[RunRow, RunRow, queries.Position]]:
-    metadata = asked.caller.may is not None
-    rows = await queries.newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1, metadata=metadata)
+    rows = await queries.newest_of(asked.runner.queue, filters, before, asked.query["limit"] + 1)
     return [(row, row, (row.created_at, row.arrival)) for row in rows]
 
 
@@ -194,7 +218,7 @@ def _plan_view() -> Any:
 
 
 async def compare_runs(asked: Asked) -> Answer:
-    """Return per step whether two runs have the same result, another one, or only one of them has the step."""
+    """Return per step whether its results in two runs are equal, differ, or only one of the runs contains the step."""
     return Answer(await compare_view(asked.runner, await asked.row(), await asked.row(1)))
 
 
@@ -253,7 +277,7 @@ async def list_schedules(asked: Asked) -> Answer:
     bound = {"tenant": caller.tenant, "list": "schedules"}
     start = 0 if query["cursor"] is None else queries.position_in(query["cursor"], bound, int)[0]
     read, limit = partial(_schedules, asked), query["limit"]
-    rows, following = await visible_page(runner.queue, caller, "read", limit, _MOST_RUNS, start, read, limit)
+    rows, following = await visible_page(runner.queue, caller, "read", limit, MOST_ROWS, start, read, limit)
     items = await schedule_items(runner, rows)
     return _page(items, None if following is None else queries.cursor_of([following], bound))
 
@@ -269,15 +293,23 @@ async def read_schedule(asked: Asked) -> Answer:
     runner, caller = asked.runner, asked.caller
     row = await visible_schedule(runner, caller, asked.ids[0], "read")
     runs = [each for each in await last_runs(runner, row) if await is_visible(runner.queue, caller, each, "read")]
-    return Answer({**await schedule_detail(runner, row), "runs": await list_items(runner, runs)})
+    items = await list_items(runner, runs, visible_to(runner.queue, caller))
+    return Answer({**await schedule_detail(runner, row), "runs": items})
 
 
 async def read_usage(asked: Asked) -> Answer:
-    """Add up tokens and cost by agent, model or day."""
+    """Add up tokens and cost by agent, tenant, model or day."""
     refuse_limited(asked.caller, by_tenant=True)
     by, since, until = (asked.query[name] for name in ("by", "since", "until"))
     queries.check_order(since, until)
     return Answer(await usage_view(asked.runner, by, since, until, asked.caller.tenant))
+
+
+async def read_dashboard(asked: Asked) -> Answer:
+    """Return what the runs of the last hour, day or week did: numbers, latencies, cost and errors."""
+    refuse_limited(asked.caller, by_tenant=True)
+    dashboard = Dashboard.of(asked.runner, asked.caller.tenant)
+    return Answer(await dashboard.view(asked.runner, asked.query["window"]))
 
 
 def _page(items: list[dict[str, Any]], following: str | None = None) -> Answer:
@@ -297,12 +329,21 @@ _SINCE: Final = queries.TIME.about("Created at or after this time.")
 
 #: What is read of one run, and the list of runs.
 OF_RUNS: Final = (
-    Route("runs", list_runs, "List runs", parameters={
+    Route("runs", list_runs, "List runs", "Runs", {
         "state": queries.choice(*queries.STATES, many=True), "agent": queries.string(), "since": _SINCE,
         "until": queries.TIME.about("Created before."),
         "q": queries.string(0, 512).about("The beginning of a run id or run key."),
         "parent": _KEY.about("Child runs of this run."),
-        "conversation": _KEY.about("Runs of the conversation with this id."), **_LIST,
+        "conversation": _KEY.about("Runs of the conversation with this id."),
+        "search": queries.string(1, 512).about(
+            "A text in the id, input, result, errors, messages or metadata of a run. Without `since`: of the last day."
+        ),
+        "metadata": queries.METADATA.about("KEY=VALUE in the metadata of a run."),
+        "tag": queries.string(1, MAX_TAG).about("A tag of the run."),
+        "min_attempts": queries.integer(1, 1, 2**31).about("At least so many attempts."),
+        "error_type": _KEY.about("The type of the last error."),
+        "code_version": _KEY.about("The version of the code that began or continues the run."),
+        "sort": queries.choice(*SORTS).about("The greatest value first. Without `since`: of the last day."), **_LIST,
     }),
     Route("runs/{id}", read_run, "Read a run", "Run", scopes=OF_RESULTS),
     Route("runs/{id}/result", read_result, "Read the result of a run", "Outcome", {"wait": WAIT}, OF_RESULTS,
@@ -328,6 +369,8 @@ OF_STORES: Final = (
     Route("agents", list_agents, "List the agents of this server"),
     Route("schedules", list_schedules, "List schedules", parameters=_LIST),
     Route("schedules/{id}", read_schedule, "Read a schedule", "Schedule"),
+    Route("dashboard", read_dashboard, "Read the numbers of the last week", "Dashboard",
+          {"window": queries.choice(*WINDOWS, default="day")}),
     Route("usage", read_usage, "Add up usage", "Usage",
           {"by": queries.choice(*BY, default="agent"), "since": _SINCE, "until": queries.TIME}),
 )  # fmt: skip

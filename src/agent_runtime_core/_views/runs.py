@@ -12,6 +12,7 @@ from .._core.codec.json import decode_known
 from .._core.ids import step_id, stored_id
 from .._core.lazy_import import load
 from .._core.validation import unknown
+from .._engines.payloads import mark_in
 from .._execution.journal_view import JournalView
 from .._execution.usage import charged_by_model, reported_by
 from .._journal.record import DONE, STARTED, Record, is_copied
@@ -19,6 +20,7 @@ from ..errors import MOST_NAMED, InvalidArgument, UnknownRun
 from ..interfaces import AgentRuntime
 from ..limits import COSTS, RunLimits, sum_usd
 from ..queue.base import RunQueue
+from ..queue.contents import TAGS, tags_in, without_tags
 from ..queue.records import (
     ACTED,
     IN_DOUBT,
@@ -34,23 +36,25 @@ from ..queue.records import (
 )
 from ..registry import Registry
 from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
+from ..runner.finding import duration_of
 from ..runner.run_client import RunClient
 from ..status import failure_reason, short_status
-from .attempts import step_views
+from .attempts import LIST, LOOP, step_views
 from .journal import ended_record, last_error, outcome_in, outcomes_of, result_in
 from .plain import iso_time, plain_of, plain_value, shortened_error
 from .problems import invalid_field
+from .reasons import Visible, forked_from, reasons_of
 
 #: Most steps in the view of a run; `step_views` pages over all of them.
 SHOWN_STEPS = 200
 
 
 async def row_named(queue: RunQueue, run_id: str, tenant: str | None) -> RunRow:
-    """Return the row of the run with this id, or with this run key: of the tenant, or the only one.
+    """Return the row of the run with this id, or with this run key: of the tenant, or the only run of that key.
 
     Raises:
-        Problem: Runs of several tenants have the key.
-        UnknownRun: No run has this id, or the text can be no id.
+        Problem: Runs of several tenants use the key.
+        UnknownRun: No run is stored under this id, or the text can be no id.
     """
     try:
         stored_id(run_id)
@@ -75,7 +79,7 @@ async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[
         "started_at": iso_time(row.started_at, "seconds"), "ended_at": iso_time(row.ended_at, "seconds"),
         "deadline": iso_time(row.deadline, "seconds"), "worker": row.worker or None, "parent_run_id": row.parent_id,
         "cancel_requested": row.cancel_at is not None, "concurrency_key": row.concurrency_key, "held": row.blocked > 0,
-        "open_approvals": [each.name for each in open_questions(row)],
+        "open_approvals": [each.name for each in open_questions(row)], "tags": tags_of(row),
     }  # fmt: skip
     if end:
         ends = {} if row.status in LIVE else await runner.state_store.endings([row.run_id])
@@ -84,26 +88,43 @@ async def summary(runner: RunClient, row: RunRow, *, end: bool = False) -> dict[
     return fields
 
 
-async def list_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
-    """Return the items of a list for these rows, which may be light, with one read."""
+async def list_items(runner: RunClient, rows: Sequence[RunRow], visible: Visible | None = None) -> list[dict[str, Any]]:
+    """Return the items of a list for these rows, which may lack the input, with a bounded number of reads.
+
+    `visible` returns whether the caller may see a run; None: the caller may see all.
+    """
     outcomes = await outcomes_of(runner, rows)
     now = runner.queue.clock.wall()
-    return [_list_item(row, now, *outcome) for row, outcome in zip(rows, outcomes, strict=True)]
+    items = [_list_item(row, now, *outcome) for row, outcome in zip(rows, outcomes, strict=True)]
+    reasons = await reasons_of(runner, rows, [each["error"] for each in items], visible)
+    return [{**item, "why": why} for item, why in zip(items, reasons, strict=True)]
+
+
+def tags_of(row: RunRow) -> list[str]:
+    """Return the tags of a run; none for a row without metadata."""
+    metadata = row.decoded("metadata", plain_value) if TAGS in row.metadata else {}
+    return [*tags_in(metadata)]
+
+
+def plain_metadata(row: RunRow) -> Any:
+    """Return the metadata of a run as its caller passed it, as plain values."""
+    metadata = row.decoded("metadata", plain_value)
+    return without_tags(metadata) if isinstance(metadata, dict) else metadata
 
 
 def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> dict[str, Any]:
-    until = row.ended_at if row.status not in LIVE else now
-    started = row.started_at
+    seconds = duration_of(row, now)
     return {
         "run_id": row.run_id, "key": row.run_key, "agent": row.agent, "state": row.status,
         "status": short_status(row.status), "attempt": row.attempt, "created_at": iso_time(row.created_at),
-        "started_at": iso_time(started), "ended_at": iso_time(row.ended_at), "updated_at": iso_time(row.updated_at),
+        "started_at": iso_time(row.started_at), "ended_at": iso_time(row.ended_at),
+        "updated_at": iso_time(row.updated_at), "scheduled_at": iso_time(row.due_at),
         "age_seconds": round(max(now - row.created_at, 0.0), 3),
-        "duration_seconds": round(max(until - started, 0.0), 3) if started and until else None,
+        "duration_seconds": None if seconds is None else round(seconds, 3),
         "reason": row.reason or None, "waiting_for": waiting_words(row), "tokens": usage.get("total_tokens"),
         "cost_usd": usage.get("cost_usd"), "error": shortened_error(error), "parent": row.parent_id,
         "conversation_id": row.conversation, "concurrency_key": row.concurrency_key, "worker": row.worker or None,
-        "tenant": row.tenant or None,
+        "tenant": row.tenant or None, "tags": tags_of(row), "fork_of": forked_from(row),
     }  # fmt: skip
 
 
@@ -124,21 +145,24 @@ async def run_view(
     *,
     records: Sequence[Record] | None = None,
     new: bool = False,
+    visible: Visible | None = None,
 ) -> dict[str, Any]:
     """Return a run with all its fields.
 
     Args:
         runner: The runner on the store.
         row: The run, with its input.
-        registry: The agents that this process knows; by default those of the runner.
+        registry: The agents that this process knows; by default the agents of the runner.
         records: The journal of the run, if it has been read.
         new: The run was just stored: there is nothing else to read about it.
+        visible: Returns whether the caller may see another run. None: the caller may see all.
     """
     if records is None:
         records = [] if new else await runner.state_store.records(row.run_id)
     ended = await ended_record(runner, row)
     result = {} if row.status in LIVE else result_in(row, ended)
     error = last_error(row) if row.status in LIVE else result.get("error")
+    why = [] if new else (await reasons_of(runner, [row], [shortened_error(error)], visible))[0]
     agent = (registry or runner.registry).get(row.agent)
     input_ = row.decoded("input", plain_value)
     steps = step_views(row, records, limit=SHOWN_STEPS)
@@ -156,16 +180,31 @@ async def run_view(
         "waiting_for": [] if new else (await waits_of(runner, row, records))[0],
         "questions": await questions_of(runner, row), "actions": await _actions(runner, row),
         "concurrency_key": row.concurrency_key, "queued_behind_key": row.blocked > 0,
-        "priority": row.priority, "metadata": row.decoded("metadata", plain_value), "input": input_,
+        "priority": row.priority, "metadata": plain_metadata(row), "tags": tags_of(row), "input": input_,
         "cancel_requested": row.cancel_at is not None, "started_at": iso_time(row.started_at),
         "ended_at": iso_time(row.ended_at), "scheduled_at": iso_time(row.due_at), "deadline": iso_time(row.deadline),
-        "error_info": error,
+        "error_info": error, "why": why, "has_messages": _has_messages(records, input_, result),
+        "has_plan": _has_plan(records),
     }  # fmt: skip
     if (tried := _planned_steps(records, agent)) is not None:
         view["steps"], view["next_step"] = tried, None
         if row.status == "succeeded":
             view["result"] = (result.get("final_output") or {}).get("result")
     return view
+
+
+def _has_messages(records: Sequence[Record], input_: Any, result: dict[str, Any]) -> bool:
+    if isinstance(input_, dict) and (input_.get("messages") or mark_in(input_) is not None):
+        return True
+    if result.get("final_messages") or result.get("before"):
+        return True
+    return any(each.name == "model" and each.key.startswith(LOOP) for each in records)
+
+
+def _has_plan(records: Sequence[Record]) -> bool:
+    if any(each.key.startswith(LIST) for each in records):
+        return True
+    return any(each.name == "plan" for each in records) and _of_plans("plan_in")(records) is not None
 
 
 async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
@@ -177,12 +216,12 @@ async def result_view(runner: RunClient, row: RunRow) -> dict[str, Any]:
 def _planned_steps(records: Sequence[Record], agent: AgentRuntime | None) -> list[dict[str, Any]] | None:
     if agent is None and not any(each.name == "plan" for each in records):
         return None  # most runs: `planning` is not imported
-    return cast("list[dict[str, Any]] | None", _planned()(records, agent))
+    return cast("list[dict[str, Any]] | None", _of_plans("planned_steps")(records, agent))
 
 
-@lru_cache(maxsize=1)
-def _planned() -> Any:
-    return load(".plan:planned_steps", package=__package__)
+@lru_cache(maxsize=2)
+def _of_plans(name: str) -> Any:
+    return load(f".plan:{name}", package=__package__)
 
 
 def _reason(row: RunRow, error: dict[str, Any] | None) -> str:
@@ -250,7 +289,7 @@ async def _limits(runner: RunClient, row: RunRow, agent: AgentRuntime | None) ->
 
 
 def _conversation(input_: Any) -> str | None:
-    """Return the conversation in the input of a run. The rows of older releases have none."""
+    """Return the conversation in the input of a run. The rows of older releases contain none."""
     found = input_.get("conversation_id") if isinstance(input_, dict) else None
     return None if found is None else str(found)
 
@@ -301,11 +340,11 @@ def question_view(asked: ApprovalRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-BY: Final = ("agent", "model", "day")
+BY: Final = ("agent", "tenant", "model", "day")
 DEFAULT_SECONDS: Final = 30 * 86_400.0
 _PAGE: Final = 500
 #: Runs that are counted at most, the newest first. By model the journal of each run is read.
-MOST_RUNS: Final = {"agent": 100_000, "day": 100_000, "model": 2_000}
+MOST_RUNS: Final = {"agent": 100_000, "tenant": 100_000, "day": 100_000, "model": 2_000}
 
 _Item = tuple[str, dict[str, Any]]
 
@@ -318,7 +357,7 @@ async def usage_view(
 
     Args:
         runner: The runner on the store.
-        by: "agent", "model" or "day" (of their creation, in UTC).
+        by: "agent", "tenant" ("" for runs without a tenant), "model" or "day" (of their creation, in UTC).
         since: Wall seconds; None for 30 days before `until`.
         until: Wall seconds; None for now.
         tenant: Only runs of this tenant; None for all runs.
@@ -326,8 +365,8 @@ async def usage_view(
     Returns:
         {"by", "since", "until", "complete", "items", "total"}. Each item is {<by>, "runs", "tokens", "prompt_tokens",
         "completion_tokens", "cost_usd"}, the most expensive first. `complete` is False if there are more runs than are
-        counted; `since` is then the creation of the oldest run that was. By agent and day only finished runs have
-        usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
+        counted; `since` is then the creation of the oldest run that was. By agent, tenant and day only finished runs
+        have usage; by model each model call and `ctx.charge` counts, and `runs` are those that called the model.
 
     Raises:
         InvalidArgument: `by` is unknown.
@@ -367,7 +406,7 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
         return [(row, (await _by_model(runner, row)).items()) for row in rows]
     found: list[tuple[RunRow, Iterable[_Item]]] = []
     for row, (_, usage) in zip(rows, await outcomes_of(runner, rows), strict=True):
-        name = row.agent if by == "agent" else f"{aware(row.created_at):%Y-%m-%d}"
+        name = f"{aware(row.created_at):%Y-%m-%d}" if by == "day" else row.tenant if by == "tenant" else row.agent
         found.append((row, [(name, {**usage, "runs": 1})]))
     return found
 
@@ -375,14 +414,14 @@ async def _used(runner: RunClient, by: str, rows: list[RunRow]) -> list[tuple[Ru
 async def _by_model(runner: RunClient, row: RunRow) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for record in await runner.state_store.records(row.run_id):
-        for model, usage in _models_in(record):
+        for model, usage in models_in(record):
             sums = found.setdefault(model or "unknown", _nothing())
             _add(sums, {**usage, "runs": 0})
             sums["runs"] = 1
     return found
 
 
-def _models_in(record: Record) -> Iterator[_Item]:
+def models_in(record: Record) -> Iterator[_Item]:
     """Yield what the model call of a record has used, and what its step has charged, under the names of the models."""
     if is_copied(record):
         return

@@ -21,7 +21,7 @@ _NONE: Final = dict.fromkeys([*(each.name for each in fields(Schedule)), "last_s
 
 
 def schedule_view(schedule: Schedule) -> dict[str, Any]:
-    """Return the fields of a schedule. Times have the offset of its time zone."""
+    """Return the fields of a schedule. Times show the offset of its time zone."""
     found = {each.name: getattr(schedule, each.name) for each in fields(schedule)}
     return {name: value.isoformat() if isinstance(value, _dt.datetime) else value for name, value in found.items()} | {
         "metadata": plain_of(schedule.metadata),
@@ -33,7 +33,7 @@ def schedule_view(schedule: Schedule) -> dict[str, Any]:
 async def schedule_items(runner: RunClient, rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     """Return the items of a list of schedules, with the state of the last run of each, with one read.
 
-    A schedule that this process cannot decrypt has its `id`, and the reason as its `error`.
+    A schedule that this process cannot decrypt shows its `id`, and the reason as its `error`.
     """
     items = [_item(row) for row in rows]
     states = await runner.queue.snapshots([each["last_run_id"] for each in items if each["last_run_id"]])

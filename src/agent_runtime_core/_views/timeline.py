@@ -34,7 +34,7 @@ def timeline_view(
         newest_first: Return the last rows first.
 
     Returns:
-        `next` is the `after` of the next page, None for the last one. Each item is {"sequence", "step_id", "name",
+        `next` is the `after` of the next page, None for the last page. Each item is {"sequence", "step_id", "name",
         "label", "key", "kind", "state", "started_at", "ended_at", "duration_ms", "attempts", "error", "tokens",
         "cost_usd", "parent", "child_run_id"}.
     """
@@ -62,11 +62,11 @@ def step_detail(row: RunRow, records: Sequence[Record], wanted: str) -> dict[str
 
     Returns:
         The row of the timeline, and {"input", "output", "error", "idempotency_key", "digest", "records"}. `input` is
-        None for a step, because its journal has only the digest of its arguments. `error` has a traceback if the run
-        stopped with it.
+        None for a step, because its journal stores only the digest of its arguments. `error` contains a traceback if
+        the run stopped with it.
 
     Raises:
-        Problem: The run has no such step.
+        Problem: The run contains no such step.
     """
     timeline = _Timeline(row, records)
     for number, step in enumerate(timeline.steps):
@@ -217,7 +217,7 @@ class _Timeline:
         return None
 
     def _traceback(self, step: TracedStep, message: str) -> str | None:
-        """Return the traceback of the error that ended or interrupted the run, if it is that of the step."""
+        """Return the traceback of the error that ended or interrupted the run, if it is the error of the step."""
         ended = next((each for each in reversed(self.records) if each.kind == ENDED), None)
         error = last_error(self.row) if self.row.status in LIVE or ended is None else outcome_of(ended)[0]
         if not isinstance(error, dict) or message not in str(error.get("message")):

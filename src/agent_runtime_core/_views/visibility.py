@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from ..errors import UnknownRun
@@ -16,7 +17,7 @@ from .runs import row_named, run_view
 
 #: The fields of a run that need the scope read, as other callers get them.
 _UNREAD: Final[dict[str, Any]] = {
-    **dict.fromkeys(("steps", "children", "questions", "actions"), ()),
+    **dict.fromkeys(("steps", "children", "questions", "actions", "why", "tags"), ()),
     **dict.fromkeys(("next_step", "parent", "worker", "error_info", "input", "metadata"), None),
 }
 
@@ -54,8 +55,8 @@ async def visible_row(queue: RunQueue, caller: Viewer, run_id: str, verb: str) -
         verb: What the caller wants: "read", "act" or "delete".
 
     Raises:
-        Problem: 422 if runs of several tenants have that key, and the request names no tenant.
-        UnknownRun: No run has this id, the text can be no id, or the caller may not see the run.
+        Problem: 422 if runs of several tenants use that key, and the request names no tenant.
+        UnknownRun: No run is stored under this id, the text can be no id, or the caller may not see the run.
     """
     try:
         row = await row_named(queue, run_id, caller.tenant)
@@ -72,7 +73,7 @@ async def visible_schedule(runner: RunClient, caller: Viewer, id: str, verb: str
     """Return the row of the schedule with that id in the caller's tenant. It is visible like a run with its metadata.
 
     Raises:
-        UnknownRun: No schedule has this id, or the caller may not see it.
+        UnknownRun: No schedule is stored under this id, or the caller may not see it.
     """
     row = await runner.schedules.row(id, tenant=caller.tenant)
     if row is None or not await is_visible(runner.queue, caller, row, verb):
@@ -104,6 +105,11 @@ async def is_visible(queue: RunQueue, caller: Viewer, row: RunRow, verb: str) ->
             return False
         row = found[0]
     return _answer(caller, verb, RunInfo.of(row))
+
+
+def visible_to(queue: RunQueue, caller: Viewer) -> Callable[[RunRow], Awaitable[bool]] | None:
+    """Return what returns whether a caller may read a run; None for a caller that may read all."""
+    return partial(is_visible, queue, caller, verb="read") if caller.limited else None
 
 
 def _answer(caller: Viewer, verb: str, run: RunInfo) -> bool:
@@ -164,7 +170,7 @@ async def visible_view(runner: RunClient, caller: Viewer, row: RunRow, *, new: b
 
     A `new` run has nothing yet that the caller has not sent.
     """
-    found = await run_view(runner, row, new=new)
+    found = await run_view(runner, row, new=new, visible=visible_to(runner.queue, caller))
     if "read" not in caller.scopes and not new:
         return found | _UNREAD
     if caller.limited:
@@ -188,14 +194,15 @@ async def hide_children(queue: RunQueue, caller: Viewer, row: RunRow, items: Ite
 
 
 async def hide_parents(queue: RunQueue, caller: Viewer, items: Iterable[dict[str, Any]]) -> None:
-    """Remove the ids of parent runs that the caller may not see from items of a list."""
+    """Remove the ids of parent runs, and sources of forks, that the caller may not see from items of a list."""
     if not caller.limited:
         return
-    for parent_id in {each["parent"] for each in items} - {None}:
-        parent = await row_without_input(queue, parent_id)
-        if parent is None or not await is_visible(queue, caller, parent, "read"):
-            for each in items:
-                each["parent"] = None if each["parent"] == parent_id else each["parent"]
+    for name in ("parent", "fork_of"):
+        for run_id in {each[name] for each in items} - {None}:
+            row = await row_without_input(queue, run_id)
+            if row is None or not await is_visible(queue, caller, row, "read"):
+                for each in items:
+                    each[name] = None if each[name] == run_id else each[name]
 
 
 async def _visible(queue: RunQueue, caller: Viewer, rows: Sequence[RunRow]) -> set[str]:
@@ -239,7 +246,7 @@ async def visible_page(
 def refuse_limited(caller: Viewer, *, by_tenant: bool = False) -> None:
     """Raise Problem 403 for a caller that may see some runs only: totals and workers count all runs.
 
-    With `by_tenant`, the totals are those of the caller's tenant.
+    With `by_tenant`, the totals cover the caller's tenant.
     """
     if caller.limited and (caller.may is not None or not by_tenant):
         raise Problem.of(403, "Totals and workers are not shown to a caller that may see some of the runs only.")

@@ -1,1 +1,1 @@
-"""The command `agent-runtime`: run workers, inspect runs, and fix failed ones."""
+"""The command `agent-runtime`: run workers, inspect runs, and fix failed runs."""

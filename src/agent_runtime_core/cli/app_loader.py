@@ -19,7 +19,7 @@ from ..registry import Registry, key_of
 from ..runner.runner import AgentRunner
 
 _NAMED: Final = 5  # names in a message, at most
-_IS_PROGRAM: Final = '. The module runs a program when it is imported. Move that line under if __name__ == "__main__":'
+_MOVE: Final = 'Move that line under `if __name__ == "__main__":`'
 
 
 def attribute_of(target: str, directory: str, wanted: Callable[[object], bool] = inspect.isclass) -> Any:
@@ -54,7 +54,7 @@ def agents_of(target: str, directory: str) -> Registry | AgentRunner:
     """Return the registry or runner that `module:attr` names; modules are also searched in the directory `directory`.
 
     Raises:
-        InvalidArgument: The target cannot be loaded, or has no agents.
+        InvalidArgument: The target cannot be loaded, or contains no agents.
     """
     return agents_in(loaded(target, directory), target)
 
@@ -68,7 +68,7 @@ def loaded(target: str, directory: str) -> Any:
 def runner_of(found: Any) -> AgentRunner | None:
     """Return the runner of an Orchestrator or a TurnManager, whose runs this process executes; None of another value.
 
-    Both have a `runner`. Importing their classes would take 0.3 s.
+    Both contain a `runner`. Importing their classes would take 0.3 s.
     """
     runner = None if isinstance(found, (type, AgentRunner, AgentRuntime)) else getattr(found, "runner", None)
     if not isinstance(runner, AgentRunner):
@@ -105,8 +105,12 @@ def _load_module(module: str, directory: str) -> object:
         raise
     except (Exception, SystemExit) as error:
         # A module that starts an event loop fails, because the loop of the command is running.
-        fix = _IS_PROGRAM if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()) else ""
-        raise InvalidArgument(f"{module} cannot be imported: {type(error).__name__}: {error}{fix}") from error
+        if isinstance(error, SystemExit) or {"loop", "running"} <= set(str(error).split()):
+            call = "sys.exit" if isinstance(error, SystemExit) else "asyncio.run"
+            raise InvalidArgument(
+                f"module {brief(module)} runs a program when it is imported ({call}). {_MOVE}"
+            ) from error
+        raise InvalidArgument(f"module {brief(module)} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _call(fn: Callable[[], Any], target: str) -> Any:

@@ -125,6 +125,14 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def pair(text: str) -> tuple[str, str]:
+    """Return the key and the value in KEY=VALUE."""
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise _invalid("KEY=VALUE", text)
+    return key, value
+
+
 def retention(text: str) -> tuple[str, float]:
     status, _, kept = text.partition("=")
     with contextlib.suppress(ValueError):

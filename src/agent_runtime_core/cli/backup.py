@@ -1,4 +1,4 @@
-"""`agent-runtime backup`, `verify` and `copy`: copy a SQLite file while workers use it, check a store, and move one."""
+"""`agent-runtime backup`, `verify` and `copy`: copy a SQLite file while workers use it, check or move a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import brief
 from ..registry import Registry
 from ..runner.moving import give_up_move, move_store
 from ..runner.verification import Verification, confirm_restored, mark_restored, verify_store
-from .output import print_json, print_line, report, warn
+from .output import counted, print_json, print_line, report, warn
 from .store import contents_only_shown, existing_store, file_of, open_store, require_file, require_run
 
 _SHOWN: Final = 20  # places that are printed
@@ -61,12 +61,12 @@ def _refuse_server(called: str, store: str, verb: str) -> None:
 async def mark(args: Namespace) -> int:
     """Mark the runs of a store that was restored by other means."""
     async with existing_store(args) as runner:
-        marked = await mark_restored(runner, force=args.force)
-    return report(args, {"marked": marked}, _marked(marked))
+        marked = await mark_restored(runner, force=args.force, dry_run=args.dry_run)
+    return report(args, {"marked": marked, "dry_run": args.dry_run}, _marked(marked, dry_run=args.dry_run))
 
 
 async def restored(args: Namespace) -> int:
-    """Confirm that a restored store lacks nothing of a run, or say whether that has to be confirmed."""
+    """Confirm that a restored store lacks nothing of a run, or say whether that must be confirmed."""
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id, args.tenant)
         resumed = False
@@ -77,8 +77,9 @@ async def restored(args: Namespace) -> int:
     return report(args, {"confirmed": not is_open, "resumed": resumed}, f"run {args.id} {words}")
 
 
-def _marked(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)} that had not ended marked: guarded steps without a record are in doubt"
+def _marked(number: int, *, dry_run: bool = False) -> str:
+    marked = "would be marked" if dry_run else "marked: guarded steps without a record are in doubt"
+    return f"{counted(number, 'run')} that had not ended {marked}"
 
 
 async def _copy(source: str, part: str) -> None:
@@ -120,7 +121,7 @@ async def _verified(url: str | None) -> Verification:
 
 
 async def copy(args: Namespace) -> int:
-    """Move a store to another one, or give up a move that was not finished."""
+    """Move a store to another store, or give up a move that was not finished."""
     require_file(args.source, "Check the path")
     if args.undo == (args.target is not None):
         raise must("TO", "be passed, or --undo instead of it", args.target)
@@ -141,7 +142,7 @@ async def copy(args: Namespace) -> int:
 
 
 def _flush(path: str) -> None:
-    """Have the system write a file or a directory to the disk."""
+    """Make the system write a file or a directory to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

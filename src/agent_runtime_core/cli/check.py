@@ -25,7 +25,7 @@ _RESUMABLE = tuple(each for each in TERMINAL if each != "succeeded")
 
 
 async def check(args: Namespace) -> int:
-    """Replay each live run; print those that cannot resume, and return 1 if there is one."""
+    """Replay each live run; print those that cannot resume. Return 1 if any cannot."""
     with only_logged(), prints_on_stderr():
         found = agents_of(args.target, args.agent_path)
         if isinstance(found, AgentRunner):
@@ -84,7 +84,7 @@ async def _unknown_agents(args: Namespace, runner: AgentRunner, registry: Regist
 
 
 async def _rows(args: Namespace, runner: AgentRunner, registry: Registry) -> AsyncIterator[RunRow]:
-    """Yield the runs to check: those of the agents in the registry."""
+    """Yield the runs of the agents in the registry: these are checked."""
     if args.run is not None:
         row = await require_run(runner, args.run, args.tenant)
         if registry.get(row.agent) is None:

@@ -1,4 +1,4 @@
-"""`agent-runtime completion`: a script that completes commands, options and their values in a shell.
+"""`agent-runtime help` and `version`, and `completion`: a script that completes commands and options in a shell.
 
 The script is static. It is made from the parser, and does not start Python when the user presses the Tab key.
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from .output import print_json, print_text
+from .._core.lazy_import import load
+from .._core.validation import unknown
+from ..errors import InvalidArgument
+from .output import print_json, print_text, report
 from .parser import parser
+
+_LISTED: Final = "List the commands with: agent-runtime help"
 
 
 class Words(NamedTuple):
@@ -22,6 +27,26 @@ class Words(NamedTuple):
     options: dict[str, str]  # with their help
     flags: list[str]  # options without a value
     values: dict[str, list[str]]  # values by option
+
+
+async def show_help(args: Namespace) -> int:
+    """Print the help of a command, or of all."""
+    shown: argparse.ArgumentParser = parser()
+    for word in args.words:
+        below = [each.choices for each in shown._actions if isinstance(each, argparse._SubParsersAction)]
+        if not below or word not in below[0]:
+            raise InvalidArgument(unknown("command", word, below[0] if below else (), _LISTED))
+        shown = below[0][word]
+    if args.json:
+        print_json({"command": " ".join(args.words), "help": shown.format_help()})
+    else:
+        print_text(shown.format_help())
+    return 0
+
+
+async def version(args: Namespace) -> int:
+    found = load("agent_runtime_core:__version__")
+    return report(args, {"version": found}, f"agent-runtime {found}")
 
 
 async def completion(args: Namespace) -> int:

@@ -72,7 +72,7 @@ class _Suite(NamedTuple):
 
 
 async def conformance(args: Namespace) -> int:
-    """Run the cases one after another; print a table of them, and return 1 if one failed."""
+    """Run the cases in sequence; print a table of them, and return 1 if one failed."""
     results: list[dict[str, Any]] = []
     not_run: Counter[str] = Counter()
     is_url = "://" in args.target
@@ -116,7 +116,7 @@ async def conformance(args: Namespace) -> int:
 
 
 class _Places:
-    """Makes new stores. Their numbers begin at the present time, so that a server has none from an earlier command."""
+    """Makes new stores. Their numbers begin at the present time, so that no earlier command used them."""
 
     def __init__(self, directories: ExitStack) -> None:
         self._directories, self._numbers = directories, count(int(SYSTEM.wall() * 1000))
@@ -209,7 +209,7 @@ def _three(url: str, place: _Place, *, max_retries: int = 3, **options: Any) -> 
 
 
 def _one_of_three(url: str, contract: str, place: _Place, **options: Any) -> Any:
-    """Open the three backends at a URL, and return one. To close it closes all three."""
+    """Open the three backends at a URL, and return the backend of `contract`. Closing it closes all three."""
     backends = _three(url, place, **options)
     one = backends[[*_IN_MEMORY].index(contract)]
     closes = [each.close for each in backends]

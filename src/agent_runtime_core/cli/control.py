@@ -10,7 +10,7 @@ from ..errors import IllegalTransition, InvalidArgument
 from ..persistence.carry_over import carry_over
 from ..queue.records import LIVE, RunRow
 from ..runner.runner import AgentRunner
-from .output import print_json, print_line, report, warn
+from .output import counted, print_json, print_line, report, warn
 from .store import existing_store, limits_from, require_run
 
 
@@ -37,7 +37,7 @@ async def signal(args: Namespace) -> int:
         warn(f"run {args.id!r} is waiting for {names}. Signal {args.name!r} is kept until the run waits for it")
     # The run was resumed after the signal was rejected.
     finished = f"run {args.id!r} had finished when the signal arrived. Send it again"
-    return _report_message(args, row, "signal", None if stored else _finished_reason(args, row) or finished)
+    return _report_message(args, row, "signal", None if stored else _finished_reason(args, row, "signal") or finished)
 
 
 async def send(args: Namespace) -> int:
@@ -56,17 +56,20 @@ async def send(args: Namespace) -> int:
 
 
 async def approve(args: Namespace) -> int:
-    """Answer an approval that the run has requested; with `--force` also one that it may request later."""
+    """Answer an approval that the run has requested; with `--force` also an approval that it may request later."""
     async with existing_store(args) as runner:
         row = await require_run(runner, args.id, args.tenant)
-        refusal = _finished_reason(args, row) or (None if args.force else await _not_requested(runner, row, args))
+        refusal = _finished_reason(args, row, "answer") or (
+            None if args.force else await _not_requested(runner, row, args)
+        )
         try:
             if refusal is None and not await runner.approve(
                 args.id, args.name, args.payload, request_id=args.request_id, tenant=args.tenant
             ):
                 row = await require_run(runner, args.id, args.tenant)
                 refusal = (
-                    _finished_reason(args, row) or f"approval {args.name!r} of run {args.id!r} was already answered"
+                    _finished_reason(args, row, "answer")
+                    or f"approval {args.name!r} of run {args.id!r} was already answered"
                 )
         except IllegalTransition as closed:
             refusal = str(closed)
@@ -79,12 +82,12 @@ def _report_message(args: Namespace, row: RunRow, what: str, refusal: str | None
     return report(args, data, f"{what} {args.name!r} is stored for run {args.id}", refusal)
 
 
-def _finished_reason(args: Namespace, row: RunRow) -> str | None:
-    """Return why a run accepts no messages, None if it does."""
+def _finished_reason(args: Namespace, row: RunRow, what: str) -> str | None:
+    """Return why a run accepts no answer or signal, None if it does."""
     if row.status in LIVE:
         return None
     hint = "" if row.status == "succeeded" else f". To continue it, use agent-runtime resume {args.id}"
-    return f"run {args.id!r} has finished ({row.status}) and accepts no messages{hint}"
+    return f"run {args.id!r} has finished ({row.status}), so it accepts no {what}{hint}"
 
 
 async def _not_requested(runner: AgentRunner, row: RunRow, args: Namespace) -> str | None:
@@ -130,8 +133,9 @@ async def fork(args: Namespace) -> int:
 
 async def vacuum(args: Namespace) -> int:
     async with existing_store(args) as runner:
-        deleted = await runner.vacuum(dict(args.retention))
-    return report(args, {"deleted": deleted}, f"{deleted} {'run' if deleted == 1 else 'runs'} deleted")
+        deleted = await runner.vacuum(dict(args.retention), dry_run=args.dry_run)
+    would = "would be " if args.dry_run else ""
+    return report(args, {"deleted": deleted, "dry_run": args.dry_run}, f"{counted(deleted, 'run')} {would}deleted")
 
 
 async def migrate_files(args: Namespace) -> int:

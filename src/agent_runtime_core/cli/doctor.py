@@ -205,7 +205,7 @@ _FOR_OPENTELEMETRY: Final = {
 
 
 def _opentelemetry() -> Iterator[Finding]:
-    """Return which parts of OpenTelemetry are installed. It is an error to lack one that a setting needs."""
+    """Return which parts of OpenTelemetry are installed. It is an error to lack a part that a setting needs."""
     config, versions = get_config(), {each: _version(each) for each in _FOR_OPENTELEMETRY}
     names = [each for each in (*config.trace_sinks, config.tracing_backend) if isinstance(each, str)]
     is_used = any(each == "opentelemetry" or each.endswith(":OpenTelemetrySink") for each in names)
@@ -313,7 +313,7 @@ def _is_empty(path: str) -> bool:
 
 
 def _database(url: str | None, path: str | None) -> str | None:
-    """Return the path of the SQLite file, if the store is one."""
+    """Return the path of the store, if it is a SQLite file."""
     if url is None:
         return path
     try:

@@ -9,8 +9,9 @@ from ..config import get_config
 from ..errors import MOST_NAMED
 from ..registry import Registry
 from ..runner.erasure import Erasure
-from .output import print_json, print_line, warn
-from .store import open_store, require_file
+from .consent import asks, confirmed
+from .output import counted, print_json, print_line, warn
+from .store import display_name, open_store, require_file
 
 _COUNTS = (
     ("records", "journal records"), ("events", "events"), ("messages", "mailbox messages"),
@@ -23,11 +24,16 @@ async def erase(args: Namespace) -> int:
     """Erase, and print the counts; return 1 if something is left."""
     url = args.store or args.url or get_config().backend_url
     require_file(url or "", "Check the path")
+    target = {"tenant": args.tenant, "conversation": args.conversation, "run_ids": args.run}
     async with open_store(url, Registry()) as runner:
+        if asks(args):
+            found = await runner.erase(**target, dry_run=True)
+            counts = f"{counted(found.runs, 'run')} and {counted(sum(found.documents.values()), 'document')}"
+            if not confirmed(f"erase {counts} from {display_name(runner, url)}"):
+                return 1
         found = await runner.erase(
-            tenant=args.tenant, conversation=args.conversation, run_ids=args.run, cancel=args.cancel,
-            dry_run=args.dry_run, compact=True if args.compact else None,
-        )  # fmt: skip
+            **target, cancel=args.cancel, dry_run=args.dry_run, compact=True if args.compact else None
+        )
     if args.json:
         print_json(asdict(found))
     else:

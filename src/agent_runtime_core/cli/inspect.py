@@ -90,7 +90,7 @@ def _check_output(runner: AgentRunner, path: str | None) -> None:
 
 
 def _write(text: str, path: str | None) -> None:
-    """Write a file in UTF-8, also on a console with another encoding."""
+    """Write text in UTF-8 to a file or to stdout, whatever the encoding of the console is."""
     if path is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode())

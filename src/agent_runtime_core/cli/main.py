@@ -1,7 +1,7 @@
 """The command line: run one command and return its exit code.
 
 Exit code 0: done. 1: a run was not found, a run or file was not in the required state, or a check failed. 2: nothing
-was done, one line on stderr has the reason. 130: Ctrl-C.
+was done, one line on stderr shows the reason. 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command.
 
     Args:
-        argv: The arguments; by default those of the process.
+        argv: The arguments; by default the arguments of the process.
 
     Returns:
         The exit code.

@@ -53,7 +53,7 @@ def print_line(line: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Write text of this library that has several lines."""
+    """Write text of this library of several lines."""
     for line in text.splitlines():
         _write_line(line)
 
@@ -61,6 +61,11 @@ def print_text(text: str) -> None:
 def print_columns(*cells: tuple[object, int]) -> None:
     """Write cells on one line, each as wide as its number says."""
     _write_line("  ".join(escaped(text).ljust(width) for text, width in cells).rstrip())
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: `1 run`, `2 runs`."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def field(name: str, value: object) -> None:
@@ -118,7 +123,7 @@ def only_logged(level: int = logging.ERROR) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prints_on_stderr() -> Iterator[None]:
-    """Send what the user's code prints to stderr: stdout has the output of the command, perhaps as JSON."""
+    """Send what the user's code prints to stderr: stdout takes the output of the command, perhaps as JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
@@ -204,7 +209,7 @@ def human_size(count: float) -> str:
 
 
 def json_line(value: Any, *, flush: bool = True) -> None:
-    """Write JSON on one line; by default pass it on at once, because another program may be reading."""
+    """Write JSON on one line; by default pass it on immediately, because another program may be reading."""
     _write_line(json_text(value))
     if flush:
         sys.stdout.flush()

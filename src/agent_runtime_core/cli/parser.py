@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from .._core.lazy_import import load
-from .._core.validation import did_you_mean, redacted, unknown
+from .._core.validation import did_you_mean
 from .._execution.step import EFFECTS
 from ..status import RunStatus
 from .arguments import (
@@ -17,6 +16,7 @@ from .arguments import (
     duration,
     json_object,
     json_value,
+    pair,
     point_in_time,
     port,
     positive_duration,
@@ -27,7 +27,8 @@ from .arguments import (
     time_ago,
     usd,
 )
-from .output import escaped
+from .consent import MANY
+from .help import Help, Parser, show_sections
 
 _RUN: Final = "run id, or the id you passed as run_id"
 _TARGET: Final = (
@@ -64,23 +65,6 @@ exit codes:
 
 A duration is a number of seconds, or a number with a unit: 500ms, 25s, 10m, 1h30m, 30d, 2w."""
 
-#: Text like `user:password@` without a scheme, because a mistyped argument may be the end of a URL.
-_CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports invalid arguments in one line, with the name that was probably meant."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(
-            2, escaped(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n"
-        )
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
-            raise argparse.ArgumentError(action, unknown(what, redacted(str(value)), map(str, action.choices)))
-
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of the process, or `argv`. Exit with 2 if they are invalid."""
@@ -104,7 +88,7 @@ def parser() -> Parser:
         prog="agent-runtime",
         description="Run workers, inspect runs and fix failed ones.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     top.add_argument(
         "--version",
@@ -112,7 +96,8 @@ def parser() -> Parser:
         version=f"%(prog)s {load('agent_runtime_core:__version__')}",
         help="print the version and exit",
     )
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
+    top.set_defaults(command=".completion:show_help", words=[], json=False, debug=False, parser=top)
+    commands = top.add_subparsers(metavar="COMMAND", help="what to do")
     plain = argparse.ArgumentParser(add_help=False)
     plain.add_argument("--json", action="store_true", help="write JSON")
     plain.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -132,11 +117,13 @@ def parser() -> Parser:
     _add_tenant(commands, store)
     _add_maintenance(commands, store, plain)
     _add_backup(commands, plain, store, one)
+    _add_help(commands, plain)
+    show_sections(top, commands)
     return top
 
 
 def _with_tenant(parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
-    """Return a parser with the option `--tenant`, which every command for runs has."""
+    """Return a parser with the option `--tenant`, which every command for runs takes."""
     options = argparse.ArgumentParser(add_help=False, parents=parents)
     options.add_argument("--tenant", type=tenant, metavar="TENANT", help=what)
     return options
@@ -177,19 +164,26 @@ def _command(
     lines = "\n".join(f"  agent-runtime {line}" for line in example.splitlines())
     added: Parser = commands.add_parser(
         name, parents=list(parents), help=what, description=description or f"{what[:1].upper()}{what[1:]}.",
-        epilog=f"example:\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example:\n{lines}", formatter_class=Help,
     )  # fmt: skip
     added.set_defaults(command=run, parser=added)
+    if (asks := MANY.get(added.prog.partition(" ")[2])) is not None:
+        added.add_argument("--dry-run", action="store_true", help="only print what would be done")
+        if asks:
+            added.add_argument("--yes", action="store_true", help="do it without a question")
     return added
 
 
 def _group(commands: Any, name: str, what: str, example: str) -> Any:
-    """Add a command that has commands of its own, and return where to add those."""
+    """Add a command with commands below it, and return where to add these. Without one it prints its help."""
     added = commands.add_parser(
         name, help=what, description=f"{what[:1].upper()}{what[1:]}.", epilog=f"example:\n  agent-runtime {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )  # fmt: skip
-    return added.add_subparsers(title="commands", required=True, metavar="COMMAND", help="what to do")
+    added.set_defaults(command=".completion:show_help", words=[name], json=False, debug=False, parser=added)
+    below = added.add_subparsers(metavar="COMMAND", help="what to do")
+    added._action_groups[0].title, added._action_groups[0]._group_actions = "commands", below._choices_actions
+    return below
 
 
 # -- groups of commands
@@ -236,7 +230,7 @@ def _add_serve(commands: Any, plain: argparse.ArgumentParser) -> None:
 serve my_agents:agents --url redis://localhost:6379/0 --host 0.0.0.0 --trusted-host agents.example.com""",
         [plain],
         "Serve the HTTP API and execute runs until SIGTERM or Ctrl-C. Without module:attr, the runs are prompts, which "
-        "are\nplanned with the built-in tools, and conversation turns.",
+        "are planned with the built-in tools, and conversation turns.",
     )  # fmt: skip
     serving.set_defaults(loop="uvloop:new_event_loop")
     serving.add_argument("target", nargs="?", metavar="module:attr", help=_TARGET)
@@ -280,7 +274,7 @@ def _add_inspect(commands: Any, plain: argparse.ArgumentParser) -> None:
         commands, "inspect", ".inspect:inspect", "show the runs of a store in the browser, and change nothing",
         "inspect agents.db --open", [plain],
         "Serve pages that show the runs of a store, for this machine only, until SIGTERM or Ctrl-C. The store is "
-        "opened\nread-only: neither its file nor its directory is written.",
+        "opened read-only: neither its file nor its directory is written.",
     )  # fmt: skip
     inspecting.add_argument(
         "store",
@@ -317,32 +311,38 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--params", type=json_object, metavar="JSON", help='"params" of the input, a JSON object')
     add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
     add("--run-id", metavar="ID", help="names the run; a second submit with the same id stores nothing")
-    add("--idempotency-key", metavar="KEY",
-        help="a second submit with the same key stores nothing and shows the first run")  # fmt: skip
+    add("--idempotency-key", metavar="KEY", help="a second submit with the same key stores nothing, shows the first")
     add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
     add("--delay", type=duration, default=0.0, metavar="DURATION", help="time until the run may start (default: 0)")
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
     add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
-    add("--concurrency-limit", type=positive_int, default=1, metavar="N",
-        help="how many runs with its concurrency key may execute at the same time (default: 1)")  # fmt: skip
+    add("--concurrency-limit", type=positive_int, default=1, metavar="N", help="active runs of its key (default: 1)")
+    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; repeatable")
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 
 def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse.ArgumentParser) -> None:
-    listing = _command(
+    add = _command(
         commands, "runs", ".runs:runs", "list runs, newest last", "runs --status failed --limit 20 --url agents.db",
         [_filters([_with_tenant([store], _OF_TENANT)])],
-    )  # fmt: skip
-    listing.add_argument("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    ).add_argument  # fmt: skip
+    add("--limit", type=positive_int, default=50, metavar="N", help="only the newest N (default: 50)")
+    add("--search", metavar="TEXT", help="only runs with this text in id, input, result, errors, messages, metadata")
+    add("--tag", metavar="TAG", help="only runs with this tag")
+    add("--metadata", action="append", type=pair, default=[], metavar="KEY=VALUE", help="in the metadata; repeatable")
+    add("--min-attempts", type=positive_int, default=1, metavar="N", help="only runs with at least N attempts")
+    add("--error-type", metavar="TYPE", help="only runs whose last error has this type, such as ConnectionError")
+    add("--code-version", metavar="VERSION", help="only runs that code of this version began or continues")
+    add("--parent", metavar="ID", help="only child runs of this run")
+    add("--sort", choices=("age", "duration", "cost", "attempts"), help="list the greatest values first")
     _command(
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
-    one = _command(
+    _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [run],
-    )  # fmt: skip
-    one.add_argument("--events", action="store_true", help="also show its events")
+    ).add_argument("--events", action="store_true", help="also show its events")  # fmt: skip
     events = _command(
         commands, "events", ".runs:events", "show the events of a run, or follow them",
         "events order-7 --follow --url agents.db", [run],
@@ -365,8 +365,8 @@ def _add_export(commands: Any, run: argparse.ArgumentParser) -> None:
         commands, "export", ".inspect:export", "write a run with its steps, journal, events and messages",
         """export order-7 --jsonl --url agents.db > order-7.jsonl
 export order-7 --html --redact --output order-7.html --url agents.db""", [run],
-        "Write a run with all that is stored of it, as JSON or as an HTML file. As JSON it is one object on each\n"
-        "line, whose `kind` is run, step, record, event or message. An HTML file shows the run and its child runs in\n"
+        "Write a run with all that is stored of it, as JSON or as an HTML file. As JSON it is one object on each "
+        "line, whose `kind` is run, step, record, event or message. An HTML file shows the run and its child runs in "
         "a browser, without a network. Secrets in URLs are replaced by ***.",
     )  # fmt: skip
     form = exporting.add_mutually_exclusive_group()
@@ -411,9 +411,9 @@ def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
     )
     approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
     resuming = _command(
-        commands, "resume", ".control:resume",
-        "let workers resume a failed, timed-out, cancelled or dead run; completed steps keep their results",
+        commands, "resume", ".control:resume", "let workers resume a run that did not succeed",
         "resume order-7 --max-cost-usd 2 --url agents.db", [one, _limits("New limits of the run.")],
+        "Let workers resume a failed, timed-out, cancelled or dead run. Completed steps keep their results.",
     )  # fmt: skip
     resuming.add_argument(
         "--code-version", metavar="VERSION", help="the code_version of the agent whose code continues the run"
@@ -447,7 +447,7 @@ def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
          "let workers resume the runs; completed steps keep their results"),
         ("discard", [status], "delete the runs, with their journal and events"),
     ):  # fmt: skip
-        example = f"dead {verb} order-7 --url agents.db\ndead {verb} --all --url agents.db"
+        example = f"dead {verb} order-7 --url agents.db\ndead {verb} --all --dry-run --url agents.db"
         each = _command(verbs, verb, f".runs:{verb}", what, example, parents)
         each.add_argument("ids", nargs="*", metavar="RUN", help=_RUN)
         each.add_argument("--all", action="store_true", help="all runs with that status")
@@ -464,7 +464,7 @@ def _add_schedule(commands: Any, store: argparse.ArgumentParser) -> None:
         verbs, "put", ".schedules:put", "store a schedule, or replace the schedule with that name",
         f"{example}\nschedule put poll poller --every 30s --overlap queue --url agents.db", [one],
         "Store a schedule, or replace the schedule with that name. Workers start a run at each tick. After a change, "
-        "the first\ntick is the first one after now.",
+        "the first tick is the first one after now.",
     )  # fmt: skip
     add = putting.add_argument
     add("agent", metavar="AGENT", help="key of the agent")
@@ -507,15 +507,13 @@ def _add_tenant(commands: Any, store: argparse.ArgumentParser) -> None:
         """tenant set acme --prefix acme- --dry-run --url agents.db
 tenant set acme --prefix acme- --url agents.db""", [_filters([store])],
         "Give stored runs and their conversations to a tenant, such as runs of releases without tenants. Child runs "
-        "follow\ntheir run. A run that a worker executes is skipped: run the command again later. A run is not moved "
-        "if the tenant\nuses one of its keys. The command may be interrupted, and run again.",
+        "follow their run. A run that a worker executes is skipped: run the command again later. A run is not moved "
+        "if the tenant uses one of its keys. The command may be interrupted, and run again.",
     )  # fmt: skip
     add = setting.add_argument
     add("tenant", type=tenant, metavar="TENANT", help="the tenant that the runs belong to afterwards")
     add("--from", type=tenant, dest="source", metavar="TENANT",
         help="take runs of this tenant (default: runs without a tenant)")  # fmt: skip
-    add("--dry-run", action="store_true", help="only show what would be done")
-    add("--yes", action="store_true", help="give all runs to the tenant, without a question")
 
 
 def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argparse.ArgumentParser) -> None:
@@ -549,17 +547,25 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
                             help="argument of the class, JSON or a string; {tmp} is a new directory and {n} a new "
                             "number for each backend; repeatable")  # fmt: skip
     conforming.add_argument("--case", metavar="TEXT", help="only tests whose name contains this text")
-    scripting = _command(
-        commands, "completion", ".completion:completion", "print a script for completion in a shell",
-        "completion bash > ~/.local/share/bash-completion/completions/agent-runtime", [plain],
-    )  # fmt: skip
-    scripting.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     migrating = _command(
         commands, "carry-over", ".control:migrate_files", "migrate the files of version 0.5.2 to the present stores",
         "carry-over ~/my_project", [plain],
     )  # fmt: skip
     migrating.add_argument("directory", nargs="?", metavar="DIR",
                            help="directory that contains .agent_runtime (default: the current directory)")  # fmt: skip
+
+
+def _add_help(commands: Any, plain: argparse.ArgumentParser) -> None:
+    showing = _command(
+        commands, "help", ".completion:show_help", "show the help of a command", "help dead discard", [plain]
+    )
+    showing.add_argument("words", nargs="*", metavar="COMMAND", help="the command (default: all commands)")
+    _command(commands, "version", ".completion:version", "print the version", "version", [plain])
+    scripting = _command(
+        commands, "completion", ".completion:completion", "print a script for completion in a shell",
+        "completion bash > ~/.local/share/bash-completion/completions/agent-runtime", [plain],
+    )  # fmt: skip
+    scripting.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
 def _add_backup(
@@ -577,11 +583,10 @@ def _add_backup(
     )  # fmt: skip
     restoring.add_argument("copy", metavar="COPY", help="what backup has written")
     restoring.add_argument("file", metavar="FILE", help="the new SQLite file; it must not exist")
-    marking = _command(
+    _command(
         commands, "mark-restored", ".backup:mark", "mark the runs of a store that was restored by other means",
         "mark-restored --url redis://localhost:6379/0", [store],
-    )  # fmt: skip
-    marking.add_argument("--force", action="store_true", help="although the store lists living workers")
+    ).add_argument("--force", action="store_true", help="although the store lists living workers")  # fmt: skip
     confirming = _command(
         commands, "restored", ".backup:restored", "confirm that a restored store lacks nothing of a run",
         "restored order-7 --confirm --url agents.db", [one],
@@ -592,8 +597,8 @@ def _add_backup(
         commands, "copy", ".backup:copy", "move a store to another file or server",
         "copy agents.db postgresql://localhost/app\ncopy agents.db --undo", [plain],
         "Move a store between SQLite, Redis and PostgreSQL: copy everything in FROM to the empty store TO, and refuse "
-        "all later\nwrites to FROM. Stop the workers first. The command compares both stores at the end. It may be "
-        "interrupted, and run\nagain.",
+        "all later writes to FROM. Stop the workers first. The command compares both stores at the end. It may be "
+        "interrupted, and run again.",
     )  # fmt: skip
     moving.add_argument("source", metavar="FROM", help="SQLite file or URL of the old store")
     moving.add_argument("target", nargs="?", metavar="TO", help="new SQLite file, or URL of an empty store")
@@ -620,7 +625,7 @@ def _add_migrate(commands: Any, plain: argparse.ArgumentParser) -> None:
         """migrate postgresql://owner@db.example.com/app --role worker --reader inspector
 migrate postgresql://owner@db.example.com/app --dry-run""", [plain],
         "Create or update the schema of a PostgreSQL store, and grant it to a role of workers and to a role that only "
-        "reads. A\nworker whose role may create a schema does that itself. Use the command before a deploy, or if the "
+        "reads. A worker whose role may create a schema does that itself. Use the command before a deploy, or if the "
         "role may not.",
     )  # fmt: skip
     add = migrating.add_argument
@@ -639,10 +644,10 @@ def _add_erase(commands: Any, plain: argparse.ArgumentParser) -> None:
         commands, "erase", ".erase:erase", "erase what a tenant, a conversation or runs have stored",
         """erase agents.db --tenant acme --dry-run
 erase agents.db --conversation "room 7" --cancel
-erase agents.db --run order-7 --run order-8 --tenant acme""", [plain],
+erase agents.db --run order-7 --run order-8 --tenant acme --yes""", [plain],
         "Erase runs with their child runs, forks, journals, events and messages, and the documents that belong to the "
-        "tenant or\nname the conversation or a run. The digests of guarded steps stay, so that no effect happens a "
-        "second time. The command\nmay be interrupted, and run again.",
+        "tenant or name the conversation or a run. The digests of guarded steps stay, so that no effect happens a "
+        "second time. The command may be interrupted, and run again.",
     )  # fmt: skip
     add = erasing.add_argument
     where = erasing.add_mutually_exclusive_group()
@@ -655,7 +660,6 @@ erase agents.db --run order-7 --run order-8 --tenant acme""", [plain],
     add("--conversation", metavar="ID", help="the conversation with this name or id, and its forks")
     add("--run", action="append", default=[], metavar="RUN", help="the run with this id or key; repeatable")
     add("--cancel", action="store_true", help="cancel live runs and wait for their end (default: refuse)")
-    add("--dry-run", action="store_true", help="only print the counts")
     add("--compact", action="store_true",
         help="write a SQLite file of more than 64 MiB again too, so that its free pages hold no old text")  # fmt: skip
 
@@ -665,8 +669,8 @@ def _add_reencrypt(commands: Any, plain: argparse.ArgumentParser) -> None:
         commands, "reencrypt", ".reencrypt:reencrypt", "encrypt all stored contents with the current key",
         "reencrypt agents.db --compact", [plain],
         "Encrypt all stored contents with the current key of the payload codec, also those that are not encrypted. The "
-        "codec\nis the setting AGENT_RUNTIME_PAYLOAD_CODEC. Runs that a worker owns are skipped: run the command again "
-        "later. It\nmay be interrupted, and run again.",
+        "codec is the setting AGENT_RUNTIME_PAYLOAD_CODEC. Runs that a worker owns are skipped: run the command again "
+        "later. It may be interrupted, and run again.",
     )  # fmt: skip
     where = encrypting.add_mutually_exclusive_group()
     where.add_argument("store", nargs="?", metavar="STORE",
@@ -687,8 +691,8 @@ def _add_check(commands: Any, store: argparse.ArgumentParser) -> None:
         commands, "check", ".check:check", "find live runs that this code cannot resume",
         "check my_agents:agents --url agents.db", [_with_tenant([store], _OF_TENANT)],
         "Find live runs that this code cannot resume. Each run is replayed from its saved results up to the first step "
-        "without one.\nNothing is stored, and no step, model or tool is called. Code between steps is executed: do not "
-        "check code\nthat has effects outside of steps.",
+        "without one. Nothing is stored, and no step, model or tool is called. Code between steps is executed: do not "
+        "check code that has effects outside of steps.",
     )  # fmt: skip
     checking.add_argument("target", metavar="module:attr", help=_TARGET)
     _add_agent_path(checking)

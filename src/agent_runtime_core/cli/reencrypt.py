@@ -15,7 +15,7 @@ from ..errors import InvalidArgument, brief
 from ..registry import Registry
 from ..runner.reencryption import Reencryption
 from ..runner.reencryption import reencrypt as encrypt_again
-from .output import print_json, print_line, warn
+from .output import counted, print_json, print_line, warn
 from .store import open_store, require_file
 
 _FILES: Final = "files:///"
@@ -46,15 +46,15 @@ def _require_directory(url: str) -> None:
 
 
 def _print(found: Reencryption) -> None:
-    print_line(f"{_counted(found.texts, 'text')} re-encrypted")
+    print_line(f"{counted(found.texts, 'text')} re-encrypted")
     for key_id, count in found.keys.items():
         role = " (current)" if key_id == found.current else ""
         hint = "" if count or role or found.not_supported else ", so it can be removed from the codec"
         if hint and key_id == found.digest_key_id:
             hint += " if you pass digest_key"
-        print_line(f"key {key_id!r}{role}: {_counted(count, 'text')}{hint}")
+        print_line(f"key {key_id!r}{role}: {counted(count, 'text')}{hint}")
     if found.plain:
-        print_line(f"not encrypted: {_counted(found.plain, 'text')}")
+        print_line(f"not encrypted: {counted(found.plain, 'text')}")
 
 
 def _warn(found: Reencryption) -> int:
@@ -75,7 +75,3 @@ def _warn(found: Reencryption) -> int:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more (--json lists them)" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what if count == 1 else what + 's'}"

@@ -16,14 +16,30 @@ from .._engines.payloads import in_words
 from .._views.attempts import steps_of
 from .._views.overview import workers_view
 from .._views.plain import without_secrets
-from .._views.runs import questions_of, summary, waits_of
+from .._views.runs import list_items, plain_metadata, questions_of, summary, waits_of
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnknownRun
 from ..events.event import Event, agent_type, payload_of, shown_type
+from ..queue.records import RunFilter
+from ..runner.finding import Finder
 from ..runner.runner import AgentRunner
+from ..runner.settings import content_filter
 from . import store
-from .output import field, human_time, json_line, print_columns, print_json, print_line, table, warn, with_human_times
+from .consent import asks, confirmed
+from .output import (
+    counted,
+    field,
+    human_time,
+    json_line,
+    print_columns,
+    print_json,
+    print_line,
+    table,
+    warn,
+    with_human_times,
+)
 
-_RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason")
+_RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason", "why")
+_LONGEST_WHY = 200  # characters in a line of the table
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
 _EVENTS = ("sequence", "timestamp", "event_type", "payload")
@@ -31,15 +47,43 @@ _EVENTS = ("sequence", "timestamp", "event_type", "payload")
 
 async def runs(args: Namespace) -> int:
     async with store.existing_store(args, reads=True) as runner:
-        newest = [row async for row in store.newest_rows(runner, store.wanted_runs(args), args.limit)]
-        found = [await summary(runner, row) for row in reversed(newest)]
+        wanted, note = await _filter_of(runner, args), ""
+        if args.sort is None and wanted == wanted.of_store:
+            rows = [row async for row in store.newest_rows(runner, wanted, args.limit)]
+        else:
+            page = await Finder(runner.queue, runner.state_store, wanted, args.sort).find(args.limit)
+            rows, note = page.rows, page.note
+        if args.sort is None:
+            rows.reverse()
+        items = await list_items(runner, rows)
+        found = [{**await summary(runner, row), "why": item["why"]} for row, item in zip(rows, items, strict=True)]
         if args.agent is not None and (meant := await store.similar_agent(runner, args.agent)) is not None:
             warn(f"no run has agent {args.agent!r}. Did you mean {meant!r}?")
+    if note:
+        warn(note)
     if args.json:
         print_json(found)
     else:
-        table([with_human_times(each, local=False) for each in found], _RUNS, optional=("tenant",))
+        lines = [{**each, "why": _in_short(each["why"])} for each in found]
+        table(
+            [with_human_times(without_secrets(each), local=False) for each in lines], _RUNS, optional=("tenant", "why")
+        )
     return 0
+
+
+def _in_short(why: Sequence[dict[str, Any]]) -> str:
+    text = "; ".join(each["text"] for each in why)
+    return text if len(text) <= _LONGEST_WHY else f"{text[: _LONGEST_WHY - 1]}…"
+
+
+async def _filter_of(runner: AgentRunner, args: Namespace) -> RunFilter:
+    """Return the filter that the arguments of `runs` are."""
+    contents = content_filter(dict(args.metadata), args.tag, args.error_type, args.code_version, args.search)
+    parent = None if args.parent is None else (await store.require_run(runner, args.parent, args.tenant)).run_id
+    return store.wanted_runs(args)._replace(
+        light=False, without_input=True, newest_first=True, min_attempts=args.min_attempts, contents=contents,
+        parent=parent,
+    )  # fmt: skip
 
 
 async def workers(args: Namespace) -> int:
@@ -63,7 +107,8 @@ async def show(args: Namespace) -> int:
     async with store.existing_store(args, reads=True) as runner:
         row = await store.require_run(runner, args.id, args.tenant)
         details = await summary(runner, row, end=True)
-        details["input"], details["metadata"] = json.loads(row.input), json.loads(row.metadata)
+        details["input"], details["metadata"] = json.loads(row.input), plain_metadata(row)
+        details["why"] = (await list_items(runner, [row]))[0]["why"]
         details["waiting_for"] = (await waits_of(runner, row))[0]
         details["questions"] = await questions_of(runner, row)
         details["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
@@ -127,7 +172,16 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
         elif name == "waiting_for":
             _print_waits(value, details["questions"], args)
-        elif name not in ("open_approvals", "questions") and value not in (None, False):  # they are in waiting_for
+        elif name == "why":
+            for each in value:
+                if each["kind"] not in ("error", "question", "wait"):  # these are shown above
+                    field(name, each["text"])
+        elif name == "tags" and value:
+            field(name, ", ".join(value))
+        elif name not in ("open_approvals", "questions", "tags") and value not in (
+            None,
+            False,
+        ):  # they are in waiting_for
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
             if name == "error" and (command := store.resume_command(args, error)) is not None:
                 field("raise it with", command)
@@ -204,27 +258,32 @@ async def discard(args: Namespace) -> int:
 
 
 async def _apply_to_runs(args: Namespace, done: str, act: Callable[[AgentRunner, str], Awaitable[Any]]) -> int:
-    """Apply `act` to every named run; warn about those that do not exist or have another status."""
+    """Apply `act` to every named run; warn about those that do not exist or are in another status."""
     if bool(args.ids) == args.all:
         raise InvalidArgument("pass run ids or --all" if not args.ids else "pass either run ids or --all, not both")
     changed, refused = list[str](), dict[str, str]()
     async with store.existing_store(args) as runner:
         rows = store.rows_of(runner, args.status, tenant=args.tenant)
         ids = [row.run_id async for row in rows] if args.all else list(dict.fromkeys(args.ids))
+        if args.all and asks(args):
+            what = f"delete {counted(len(ids), f'{args.status} run')} from {store.display_name(runner, args.url)}"
+            if not confirmed(what):
+                return 1
         for run_id in ids:
             try:
                 row = await store.require_run(runner, run_id, args.tenant)
                 if row.status != args.status:
                     refused[run_id] = f"run {run_id!r} must be {args.status}, got {row.status}"
                     continue
-                await act(runner, row.run_id)
+                if not args.dry_run:
+                    await act(runner, row.run_id)
                 changed.append(run_id)
             except (UnknownRun, IllegalTransition) as error:
                 refused[run_id] = str(error)
     for reason in refused.values():
         warn(reason)
     if args.json:
-        print_json({done: changed, "refused": refused})
+        print_json({done: changed, "refused": refused, "dry_run": args.dry_run})
     else:
-        print_line(f"{len(changed)} {'run' if len(changed) == 1 else 'runs'} {done}")
+        print_line(f"{counted(len(changed), 'run')} {'would be ' if args.dry_run else ''}{done}")
     return 1 if refused else 0

@@ -113,7 +113,7 @@ async def _until_stopped(args: Namespace, server: Server, serving: asyncio.Task[
 
 @contextlib.contextmanager
 def _on_signals(server: Server, state: ServerState) -> Iterator[None]:
-    """Begin to shut down on SIGTERM or SIGINT; a second one does not wait for runs and responses."""
+    """Begin to shut down on SIGTERM or SIGINT; a second signal does not wait for runs and responses."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

@@ -37,10 +37,8 @@ def open_store(
     settings = get_config()
     url = url or settings.backend_url
     if settings.queue_backend == "memory" if url is None else url.startswith("memory:"):
-        raise InvalidArgument(
-            "the store must not be in memory, where other processes cannot see its runs. Use --url agents.db, "
-            "or set AGENT_RUNTIME_BACKEND_URL"
-        )
+        problem = "no store was named" if url is None else "other processes cannot see the runs of a store in memory"
+        raise InvalidArgument(f"{problem}. Pass --url agents.db, or set AGENT_RUNTIME_BACKEND_URL")
     if url is None:
         return AgentRunner(config=config, registry=registry)
     return AgentRunner.open(url, config=config, registry=registry, read_only=read_only)
@@ -72,7 +70,7 @@ def _readable(url: str) -> str:
 
 @asynccontextmanager
 async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterator[AgentRunner]:
-    """Open the store of a command that needs an existing one.
+    """Open the store of a command that needs an existing store.
 
     A command that only `reads` opens a PostgreSQL store read-only, and a SQLite file that this user may not write. It
     marks contents that it cannot decrypt.
@@ -87,7 +85,7 @@ async def existing_store(args: Namespace, *, reads: bool = False) -> AsyncIterat
 
 @contextmanager
 def contents_only_shown() -> Iterator[None]:
-    """Have stores that are opened inside the block mark contents that they cannot decrypt, and refuse writes."""
+    """Make stores that are opened inside the block mark contents that they cannot decrypt, and refuse writes."""
     before = get_config()
     use(dataclasses.replace(before, payload_codec=ReadingCodec(before.codec())))
     try:
@@ -129,7 +127,7 @@ async def require_run(runner: AgentRunner, run_id: str, tenant: str | None) -> R
 
 
 async def _known_runs(runner: AgentRunner, run_id: str, tenant: str | None) -> str:
-    """Return a sentence with the run that was probably meant, or with the newest ones."""
+    """Return a sentence with the run that was probably meant, or with the newest runs."""
     wanted = RunFilter(tenant=tenant, light=True)
     names = [row.run_key or row.run_id async for row in newest_rows(runner, wanted, _COMPARED)]
     if not names:
@@ -142,7 +140,7 @@ async def _known_runs(runner: AgentRunner, run_id: str, tenant: str | None) -> s
 
 
 async def similar_agent(runner: AgentRunner, key: str) -> str | None:
-    """Return the key of the agent that was probably meant, if no run has the agent `key`."""
+    """Return the key of the agent that was probably meant, if no run belongs to the agent `key`."""
     if await runner.queue.find(RunFilter(agent=key, limit=1)):
         return None
     keys = {agent for _, agent in (await runner.queue.counts()).runs}

@@ -28,7 +28,7 @@ from .store import display_name, is_in_memory, open_store, refuse_url
 
 
 def metrics_of(runner: AgentRunner) -> PrometheusSink:
-    """Return the Prometheus sink of a runner, which gets one if it has none."""
+    """Return the Prometheus sink of a runner. A runner without a sink gets a new sink."""
     known = () if runner.tracer is None else runner.tracer.sinks
     found = next((sink for sink in known if isinstance(sink, PrometheusSink)), None)
     if found is None:
@@ -131,7 +131,7 @@ def freeze_imports() -> None:
 def collect_less_often() -> None:
     """Raise the thresholds of the garbage collector, unless the module of the agents has set them.
 
-    Each open run has about 100 objects, which stay. With the default of 700 new objects the collector visits all of
+    Each open run needs about 100 objects, which stay. With the default of 700 new objects the collector visits all of
     them again and again while runs are opened. A visit to all objects of 4,000 runs holds the event loop for 80 ms.
     """
     if gc.get_threshold() == _DEFAULT_THRESHOLDS:

@@ -48,9 +48,9 @@ def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
     """Return a new event bus.
 
     Args:
-        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
-            None for the configured one: of `backend_url` if that is set, else of `event_bus_backend`.
-        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom
+            backend. If None, the configured backend: from `backend_url` if that is set, else from `event_bus_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured path, else
             agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
 
     Raises:

@@ -77,8 +77,8 @@ class EventBus(Backend):
     Guarantees of every backend:
 
     1. The sequences of a run are 0, 1, 2 … without a gap, in the order of the commits.
-    2. An event id that the run already has is deduplicated: the event keeps its old sequence.
-    3. `subscribe` yields each event once and in order, also while events are published.
+    2. An event id that already exists in the run is deduplicated: the event keeps its old sequence.
+    3. `subscribe` yields each event once and in order, even while events are published.
     4. A publisher never waits for a subscriber.
     5. `claim` is checked in the commit that writes the event.
 
@@ -86,14 +86,12 @@ class EventBus(Backend):
 
     * `commit(guard, ops)` applies all of `ops` or none. If `guard.token` is not the fencing token stored for
       `guard.key`, it writes nothing. It then returns the old results if each op was applied before (for a publish: all
-      its event ids are stored), and raises LeaseLost otherwise. The ops are:
-      `events.publish` (run_id, ((event_id, type, payload, t), …)): append events, except for ids that the run already
-      has; return the list of their sequences.
-      `events.delete` (run_id,): delete the published events of a run; return None.
-      `events.trim` (run_id, sequence): delete the published events before that sequence, and their ids, except for the
-      last event, so that sequences continue; return their number.
-      `fence.install` (key, token): return True; raise LeaseLost if the stored token is greater.
-      `fence.forget` (key,): return None.
+      its event ids are stored), and raises LeaseLost otherwise. The ops are: `events.publish` (run_id, ((event_id,
+      type, payload, t), …)): append events, except for ids that already exist in the run; return the list of their
+      sequences. `events.delete` (run_id,): delete the published events of a run; return None. `events.trim` (run_id,
+      sequence): delete the published events before that sequence, and their ids, except for the last event, so that
+      sequences continue; return their number. `fence.install` (key, token): return True; raise LeaseLost if the stored
+      token is greater. `fence.forget` (key,): return None.
     * `_rows(run_id, since, limit)` returns the stored events at or after `since`, sorted, at most `limit`.
     * `_head(run_id)` returns the sequence of the next event; 0 for an unknown run.
 
@@ -165,7 +163,7 @@ class EventBus(Backend):
         return stop
 
     async def report_reader(self, run_id: str, reader: str, sequence: int | None) -> None:
-        """Store up to which sequence a reader has read. The report counts for 2 seconds, and need not be durable.
+        """Store the last sequence number that a reader read. A report is valid for 2 seconds, and may be lost.
 
         Args:
             run_id: The run.
@@ -199,8 +197,8 @@ class EventBus(Backend):
             event_type: Type of the event, 1 to 255 printable characters.
             payload: A dict, which must be JSON-serializable.
             claim: Current claim id of the run; None to publish without a claim.
-            event_id: If the run already has an event with this id, nothing is appended and the returned event has its
-                sequence. None for a new id.
+            event_id: If an event with this id already exists in the run, nothing is appended and the returned event
+                keeps its sequence. None for a new id.
 
         Returns:
             The event, with its sequence.
@@ -228,7 +226,7 @@ class EventBus(Backend):
         Args:
             run_id: The run.
             events: The triples.
-            redacted: The caller has redacted the payloads, if `redact_stored` is set.
+            redacted: The caller already redacted the payloads, if `redact_stored` is set.
         """
         t, run = self.clock.wall(), _known(run_id)[1]
         text_of = _text if redacted else partial(self._text, run)
@@ -248,7 +246,7 @@ class EventBus(Backend):
         Args:
             run_id: The id of the run.
             since_sequence: The sequence of the first event.
-            limit: At most this many events; None: all.
+            limit: At most this many events. If None, all.
         """
         self._ensure_open()
         cursor = min(_count("since_sequence", since_sequence), _FURTHEST)
@@ -300,7 +298,7 @@ class EventBus(Backend):
         Args:
             run_id: The run.
             since_sequence: Replay the events from this sequence (inclusive) first. None yields only events that are
-                published after the iteration has started.
+                published after the start of the iteration.
 
         Returns:
             An async iterator of the events.
@@ -327,16 +325,17 @@ class EventBus(Backend):
     ) -> AsyncGenerator[Sequence[Event], None]:
         """Subscribe to the events of a run in pages, as `subscribe` does event by event.
 
-        A page has at least one event, and at most 512 with 256 KiB of payloads, unless its first event or the record
-        that it is derived from is larger. Do not modify a page: readers in one event loop that are at the same
+        A page contains at least one event, and at most 512 with 256 KiB of payloads, unless its first event or the
+        record that it is derived from is larger. Do not modify a page: readers in one event loop that are at the same
         sequence get the same object.
 
         Args:
             run_id: The run.
-            since_sequence: The sequence of the first event. None yields only events that are published after the
-                iteration has started.
+            since_sequence: The sequence of the first event. None yields only events that are published after the start
+                of the iteration.
             until: A future of the running event loop. Once it is done, the iterator ends after the events that are
-                stored by then; if it has an exception, the iterator raises it. None for an iterator without an end.
+                stored by then. If the future failed, the iterator raises its exception. None for an iterator without an
+                end.
 
         Returns:
             An async iterator of the pages.
@@ -357,7 +356,7 @@ class EventBus(Backend):
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StorageClosed("this event bus was closed. Open another one")
+            raise StorageClosed("this event bus was closed. Open another event bus")
 
     async def _page(self, run_id: str, since: int, limit: int) -> EventPage:
         """Return the next events from `since` on: at most `limit`, and the bytes of a page."""

@@ -25,7 +25,7 @@ PAGE_BYTES: Final = 262_144  # most bytes of payloads in a page of several event
 
 #: The topics of turns. Each is stored as one log, which belongs to no run.
 TOPICS: Final = ("agent.turns", "agent.steps", "agent.step_results", "agent.audit")
-# The ids of these logs derive from it: with another one, stored topics would not be found.
+# The ids of these logs derive from it: with another value, stored topics would not be found.
 _TOPIC_LOGS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
 
 _new = object.__new__
@@ -90,7 +90,7 @@ class _LazyEvent:
     __slots__ = ("__dict__", "_json", "_row", "event_type", "run_id", "sequence")
     #: A StoredEvent or the row of an operation: the payload is at index 2, the time at index 3.
     _row: Sequence[Any]
-    #: The event as JSON for clients, once one was sent to.
+    #: The event as JSON for clients, once it was sent to a client.
     _json: bytes
     payload: Any = _LazyField(lambda row: decode_dict(row[2]))
     timestamp: Any = _LazyField(lambda row: aware(row[3]))
@@ -132,7 +132,7 @@ class Event(_LazyEvent):
 
     @property
     def from_agent(self) -> bool:
-        """Whether the code of the run has emitted this event under a type of the runner, such as `run.succeeded`.
+        """Whether the code of the run emitted this event under a type of the runner, such as `run.succeeded`.
 
         Such an event says nothing about the status of the run.
         """
@@ -159,7 +159,7 @@ def lazy_events(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
 
 
 def derived(run_id: UUID, record: Record, since: int) -> list[Event]:
-    """Return the events that a record stands for, from the sequence number `since` on."""
+    """Return the events that a record represents, from the sequence number `since` on."""
     try:
         pairs = derived_events(str(run_id), record)
     except UnserialisableResult:
@@ -219,7 +219,7 @@ class EventRows(list[StoredEvent | Record]):
 
 
 def page_rows(rows: Sequence[StoredEvent | Record], limit: int, more: bool) -> EventRows:
-    """Return the first rows: at most `limit` and PAGE_BYTES, but at least one.
+    """Return the first rows: at most `limit` and PAGE_BYTES, but at least one row.
 
     Args:
         rows: Rows, sorted by sequence.
@@ -272,7 +272,7 @@ def merged(stored: list[StoredEvent], records: list[Record], limit: int, end: in
 
 
 def id_of(event: Event) -> str | None:
-    """Return the id under which an event was published, None for one that follows from a record."""
+    """Return the id under which an event was published, None for an event that follows from a record."""
     row = getattr(event, "_row", None)
     return row.event_id if isinstance(row, StoredEvent) else None
 
@@ -288,9 +288,9 @@ def shown_type(event: Event) -> str:
 
 
 def warn_of_runner_type(kind: str, who: str) -> None:
-    """Warn, in the log and with a DeprecationWarning, that the code of a run has emitted a type of the runner.
+    """Warn, in the log and with a DeprecationWarning, that the code of a run emitted a type of the runner.
 
-    Neither raises, also if the process turns warnings into errors: no run fails for an event.
+    Neither raises, even if the process turns warnings into errors: no run fails for an event.
 
     Args:
         kind: The type.

@@ -66,7 +66,7 @@ def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
 
 
 def rewrite(tx: MemoryTx, run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) -> list[bool]:
-    """Replace events by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    """Replace events by the same data in another encoding; return for each pair whether the old data is stored."""
     of_run: dict[int, StoredEvent] = tx.tables["events"].get(run_id, {})
     done = [of_run.get(old.sequence) == old for old, _ in changes]
     for _, new in compress(changes, done):

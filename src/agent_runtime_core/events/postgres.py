@@ -56,7 +56,7 @@ def published(tx: PostgresTx, run_id: str, rows: Sequence[Row]) -> list[int]:
 
 
 def report(tx: PostgresTx, run_id: str, reader: str, sequence: int | None) -> None:
-    """Note how far a reader of events is; None if it has ended."""
+    """Note how far a reader of events is; None if it ended."""
     tx.execute("DELETE FROM arc_readers WHERE run_id = ? AND reader = ? OR t < ?", (run_id, reader, tx.now - 3600))
     if sequence is not None:
         tx.execute("INSERT INTO arc_readers VALUES (?,?,?,?)", (run_id, reader, sequence, tx.now))

@@ -65,7 +65,7 @@ def trim(tx: SQLiteTx, run_id: str, sequence: int) -> int:
 
 
 def rewrite(tx: SQLiteTx, run_id: str, changes: Sequence[tuple[StoredEvent, StoredEvent]]) -> list[bool]:
-    """Replace events by the same ones, encoded in another way; return of each pair whether the old one is stored."""
+    """Replace events by the same data in another encoding; return for each pair whether the old data is stored."""
     return [
         tx.execute(_REWRITE, (new.payload, run_id, old.sequence, old.event_id, old.payload)).rowcount == 1
         for old, new in changes
@@ -88,7 +88,7 @@ def _stored(run_id: str, rows: Sequence[tuple[Any, ...]]) -> list[StoredEvent]:
     """Return rows of _ROWS.
 
     Raises:
-        StorageCorrupt: if a column has a value that is never written there.
+        StorageCorrupt: if a column contains a value that is never written there.
     """
     kinds = [set(map(type, column)) for column in zip(*rows, strict=True)]  # a check of each row takes twice as long
     for n, kind in enumerate(_KINDS[: len(kinds)]):
@@ -107,7 +107,7 @@ def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Event
     with contextlib.closing(view.execute(_ROWS, (run_id, since, limit))) as cursor:
         for row in cursor:
             found.append(row)
-            left = left - len(row[2]) if type(row[2]) is str else 0  # `_stored` reports a row that has no text
+            left = left - len(row[2]) if type(row[2]) is str else 0  # `_stored` reports a row without text
             if left <= 0:
                 break  # rows of any length may follow
     stored = _stored(run_id, found)

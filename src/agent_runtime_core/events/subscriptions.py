@@ -63,7 +63,8 @@ class RunFeed:
     """The events of one run for the subscribers of one event loop.
 
     The window contains each event from `floor` to `tail`, which is the sequence to read next. There is no reader task:
-    one subscriber that has reached the tail reads for all. If it is cancelled, another one reads. The others wait until
+    one subscriber that is at the tail reads for all. If it is cancelled, another subscriber reads. The others wait
+    until
     there are events.
     """
 
@@ -85,7 +86,7 @@ class RunFeed:
         self._more = False  # whether the last read left events in the log
         self._is_ending = False  # whether subscribers end after the next read
         self._waiting: list[asyncio.Future[None]] = []
-        # Pages of subscribers behind the last page, by their cursors, while any of them has the page.
+        # Pages of subscribers behind the last page, by their cursors, while any of them holds the page.
         self._shared: WeakValueDictionary[int, EventPage] = WeakValueDictionary()
         self._lock = asyncio.Lock()  # subscribers behind the window read one after another, so that they share pages
 
@@ -96,7 +97,7 @@ class RunFeed:
         self._unread = self._unread or self.tail < head
 
     def has_other_events(self, stored: list[Event]) -> bool:
-        """Return whether the window has other events of these sequences: the run was deleted and started again."""
+        """Return whether the window contains other events of these sequences: the run was deleted and started again."""
         for event in stored:
             for known in self._pages_after(event.sequence)[:1]:
                 at = bisect_left(known, event.sequence, key=_SEQUENCE)
@@ -126,7 +127,7 @@ class RunFeed:
         while True:
             if self.closed:
                 raise StorageClosed(
-                    "the event bus was closed during this subscription. Open another one, and subscribe again"
+                    "the event bus was closed during this subscription. Open another event bus, and subscribe again"
                 )
             if cursor == self._last_at:  # most calls
                 return self.window[-1]
@@ -151,12 +152,12 @@ class RunFeed:
                 except asyncio.CancelledError:
                     with contextlib.suppress(ValueError):
                         self._waiting.remove(waiter)
-                    # This waiter may have been called to read: another one has to read instead.
+                    # This waiter may have been called to read: then another waiter must read instead.
                     self._call_reader()
                     raise
 
     def _is_over(self, end: End) -> bool:
-        """Return whether a subscriber at the tail has all events that were stored when the future was done."""
+        """Return whether a subscriber at the tail received all events that were stored when the future was done."""
         try:
             end.future.result()
         except BaseException:
@@ -226,7 +227,7 @@ class RunFeed:
         return self.window[bisect_right(self._ends, sequence) :]
 
     def _kept(self, cursor: int) -> EventPage:
-        """Return events of the window: those of successive pages in one, for subscribers that lag."""
+        """Return events of the window: several successive pages joined, for subscribers that lag."""
         page, *later = self._pages_after(cursor)
         is_whole = cursor <= page[0].sequence
         if is_whole and not (later and _fits(page, later[0])):
@@ -243,7 +244,7 @@ class RunFeed:
         return found
 
     async def _read_behind(self, cursor: int) -> EventPage:
-        """Return events that the window has no more."""
+        """Return events that are no longer in the window."""
         await asyncio.sleep(0)  # other tasks run between the pages
         async with self._lock:
             shared = self._shared
@@ -319,7 +320,7 @@ class SubscriptionHub:
         try:
             (self._loop.call_soon if same_thread else self._loop.call_soon_threadsafe)(callback)
         except RuntimeError:
-            # The loop was closed without closing its generators, so it has no subscribers any more.
+            # The loop was closed without closing its generators, so there are no subscribers any more.
             self._drop()
             self.stop_listening()
 

@@ -1,4 +1,4 @@
-"""One HTML file that shows a run, also with its contents left out."""
+"""One HTML file that shows a run. Its contents can be left out."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ MAX_REQUESTS: Final = 8 << 20
 async def run_html(runner: RunClient, run_id: UUID | str, *, redact: bool = False) -> str:
     """Return an HTML file that shows a run and its child runs, as the command `export RUN --html` writes it.
 
-    The file opens from disk and needs no network. It has all that is stored of the run. Secrets in URLs are replaced
-    by ***.
+    The file opens from disk and needs no network. It contains all that is stored of the run. Secrets in URLs are
+    replaced by ***.
 
     Args:
         runner: The runner on the store, which may be read-only.
@@ -156,7 +156,7 @@ async def run_html(runner: RunClient, run_id: UUID | str, *, redact: bool = Fals
 async def exported_data(runner: RunClient, row: RunRow, *, redact: bool) -> dict[str, Any]:
     """Return the answers of the API about a run and its child runs, by their paths below `api/v1/`.
 
-    `about` also has "run_id", "redacted", "exported_at", and "left_out": sentences about what the file does not have.
+    `about` also contains "run_id", "redacted", "exported_at", and "left_out": sentences about what the file lacks.
     """
     rows, left_out = await _with_children(runner, row)
     answers: dict[str, Any] = {}
@@ -171,7 +171,7 @@ async def exported_data(runner: RunClient, row: RunRow, *, redact: bool) -> dict
 
 
 async def _with_children(runner: RunClient, row: RunRow) -> tuple[list[RunRow], list[str]]:
-    """Return the row of a run and those of its child runs, level by level, and what is left out."""
+    """Return the row of a run and the rows of its child runs, level by level, and what is left out."""
     rows, next_ = [row], 0
     while next_ < len(rows):
         children = await runner.queue.children(rows[next_].run_id)
@@ -312,7 +312,7 @@ def _record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers under their names; the names of a nested object are those of models."""
+    """Return the numbers under their names; the names of a nested object are names of models."""
     return {
         name: _counts(each) if isinstance(each, Mapping) else each if isinstance(each, int | float) else _left_out(each)
         for name, each in value.items()

@@ -1,6 +1,6 @@
 """The server of `agent-runtime inspect`: the page and the data of a store, for this machine only, without FastAPI.
 
-It answers GET and HEAD. Each connection has a thread, which has the event loop of the runner read the store.
+It answers GET and HEAD. Each connection gets a thread, which makes the event loop of the runner read the store.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Asked(Asked):
 
 
 async def _events(asked: _Asked) -> Answer:
-    """Return a page of events. With `wait` it has at least one event, unless the run has finished or time is over."""
+    """Return a page of events. With `wait` it holds at least one event, unless the run has finished or time is over."""
     position = sequence_of("after", asked.query["after"])
     start = 0 if position is None else position + 1
     chosen = type_filter(asked.query["types"])
@@ -82,7 +82,7 @@ async def _events(asked: _Asked) -> Answer:
 
 
 async def _next_event(runner: RunClient, run_id: str, start: int, chosen: Chosen | None, seconds: float) -> None:
-    """Return when the run has such an event from `start` on, when it has finished, or when the time is over."""
+    """Return when the run contains such an event from `start` on, when it has finished, or when the time is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds), contextlib.aclosing(runner.event_pages(run_id, start)) as pages:
             async for page in pages:
@@ -146,7 +146,7 @@ class LocalServer:
 
     Args:
         runner: The runner on the store, opened in the event loop of the block. It is not closed.
-        port: The port; 0 chooses a free one.
+        port: The port; 0 chooses a free port.
     """
 
     def __init__(self, runner: RunClient, port: int = 0) -> None:
@@ -339,4 +339,4 @@ class _Connection(BaseHTTPRequestHandler):
         self._send_problem(problem, self.server.local.new_request_id())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the requests are those of one person."""
+        """Log nothing: all requests come from one person."""

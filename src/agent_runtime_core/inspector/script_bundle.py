@@ -69,7 +69,7 @@ def bundled(files: Mapping[str, str], entry: str) -> str:
         entry: The path of the module that the page loads.
 
     Raises:
-        InvalidArgument: A module has an import or export in another form, imports what does not exist, or imports
+        InvalidArgument: A module contains an import or export in another form, imports what does not exist, or imports
             itself through other modules.
     """
     modules: dict[str, _Module] = {}
@@ -132,7 +132,7 @@ def _parsed(path: str, text: str) -> _Module:
 
 
 def _replaced(module: _Module, word: Word) -> tuple[re.Match[str], str]:
-    """Note an import or export, and return it with what the body has in its place."""
+    """Note an import or export, and return it with what the body contains in its place."""
     text, position = module.text, word.position
     if not word.depth:
         if found := _IMPORT.match(text, position):
@@ -184,8 +184,8 @@ def words_in(text: str, wanted: Collection[str]) -> list[Word]:
     """Return the places of the words `wanted` in code. A property, as in `meta.import`, is left out.
 
     Raises:
-        UnreadableScript: A string, template, comment or bracket has no end. A regular expression after `)` is read as a
-            division, which ends in this error or has no effect on the words.
+        UnreadableScript: A string, template, comment or bracket does not end. A regular expression after `)` is read as
+            a division, which ends in this error or does not affect the words.
     """
     found: list[Word] = []
     open_brackets: list[str] = []

@@ -13,7 +13,7 @@ def chat_of_items(items: str | Iterable[Any], instructions: Any = None) -> list[
 
     Args:
         items: The items as JSON, or the text of a user.
-        instructions: The instructions of the request, if it has any.
+        instructions: The instructions of the request, or None.
     """
     messages: list[dict[str, Any]] = []
     given: Iterable[Any] = [{"role": "user", "content": items}] if isinstance(items, str) else items
@@ -34,7 +34,7 @@ def chat_of_model_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[s
     instructions = None
     for message in messages:
         if message.get("kind") == "request":
-            instructions = message.get("instructions")  # only the last ones are sent
+            instructions = message.get("instructions")  # only the last instructions are sent
             made += [chat for part in message.get("parts") or () if (chat := _request_part(part)) is not None]
         else:
             made.append({"role": "assistant"})
@@ -48,7 +48,7 @@ def _system(instructions: Any) -> list[dict[str, Any]]:
 
 
 def _answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer that a list of messages ends with; without one, add an empty answer."""
+    """Return the answer at the end of a list of messages. If there is none, append an empty answer."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
     return messages[-1]

@@ -28,13 +28,13 @@ from .._engines.base import Op
 from ..persistence.documents.base import Collection, Document, DocumentStore, Entry
 from ..persistence.manager import open_document_store
 
-SPACE = "langgraph"  # the ids of all threads and runs; each thread has a space of its own
+SPACE = "langgraph"  # the ids of all threads and runs; each thread uses a separate space
 LATEST, DELETE = "keep_latest", "delete"
 _RANK_DIGITS = 13  # hexadecimal digits of a checkpoint's id that a double holds exactly
 
 
 class _Place(NamedTuple):
-    """Where a checkpoint is: its thread, namespace and id. An empty id means the latest one."""
+    """Where a checkpoint is: its thread, namespace and id. An empty id means the latest checkpoint."""
 
     thread: str
     ns: str
@@ -77,11 +77,11 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
         graph = builder.compile(checkpointer=saver)
 
     Inside a run, a checkpoint is written only while the run owns its lease. All asynchronous and plain methods of
-    `BaseCheckpointSaver` are available; the plain ones may be called in each thread.
+    `BaseCheckpointSaver` are available; the plain methods may be called in each thread.
 
     Args:
-        store: A document store, or the URL of one, as `open_document_store` takes it. The saver closes a store that
-            it has opened.
+        store: A document store, or the URL of a document store, as `open_document_store` takes it. The saver closes a
+            store that it opened.
         serde: Serializes the values of channels. None is LangGraph's own serializer.
     """
 
@@ -91,7 +91,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
         self.documents: DocumentStore = open_document_store(store) if isinstance(store, str) else store
 
     async def aclose(self) -> None:
-        """Close the store, if the saver has opened it."""
+        """Close the store, if the saver opened it."""
         if self._owned:
             await self.documents.close()
 
@@ -130,7 +130,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
     # -- reading
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint of a config, or the latest one of its thread and namespace. None if there is none."""
+        """Return the checkpoint of a config, or the latest of its thread and namespace. None if there is none."""
         place = _place(config)
         collection = self._checkpoints(place.thread)
         if place.id:
@@ -173,10 +173,11 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
         """Yield checkpoints, the newest of a thread first.
 
         Args:
-            config: Only those of its thread, and of its namespace and id if it has them. None: those of all threads.
-            filter: Only those whose metadata has these values.
-            before: Only those with a smaller id than this one.
-            limit: At most this many. None: all.
+            config: Only checkpoints of its thread, and of its namespace and id if it contains them. If None, of all
+                threads.
+            filter: Only checkpoints whose metadata contains these values.
+            before: Only checkpoints with a smaller id than this checkpoint.
+            limit: At most this many. If None, all.
         """
         where = {} if config is None else config.get("configurable", {})
         ns, only = where.get("checkpoint_ns"), where.get("checkpoint_id")
@@ -224,7 +225,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
                 "metadata": self._dump(described),
                 "parent": parent.id or None,
                 "run": None if run is None else str(run),
-                # A channel without a value in this checkpoint has no document of that version either.
+                # For a channel without a value in this checkpoint there is no document of that version either.
                 "blobs": [_key(place.ns, name, version) for name, version in checkpoint["channel_versions"].items()],
             }
         )
@@ -250,7 +251,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a task has written since a checkpoint. A write that is there already is kept."""
+        """Save what a task wrote since a checkpoint. A write that is there already is kept."""
         place = _place(config)
         collection, ops = self._writes(place.thread), []
         for position, (channel, value) in enumerate(writes):
@@ -260,7 +261,7 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
             )
             key = _key(place.id, place.ns, task_id, index)
             entry = Entry(key, text, group=_key(place.id, place.ns), rank=0.0)
-            # Negative indexes are those of errors, interrupts and answers, of which the last one counts.
+            # Negative indexes stand for errors, interrupts and answers. Of these the last counts.
             ops.append(collection.put(entry) if index < 0 else collection.add(entry))
         if ops:
             await self.documents.write(*ops)
@@ -284,9 +285,9 @@ class AgentRuntimeSaver(BaseCheckpointSaver[str]):
         await self.documents.write(drop, self._threads.delete(thread_id), *gone)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete all checkpoints whose metadata has one of these values as `run_id`, and their writes.
+        """Delete all checkpoints whose metadata contains one of these values as `run_id`, and their writes.
 
-        The values of a `DeltaChannel` are lost where later checkpoints of another run need the deleted ones.
+        The values of a `DeltaChannel` are lost where later checkpoints of another run need the deleted checkpoints.
         """
         for run_id in map(str, run_ids):
             for index in await self._runs.find(run_id):

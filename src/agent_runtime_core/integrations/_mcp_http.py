@@ -21,7 +21,7 @@ class ResumableServer(Server[Any]):
     retry_ms = 1000
 
     def streamable_http_app(self, **options: Any) -> Starlette:
-        """Return the ASGI app. The options are those of the SDK."""
+        """Return the ASGI app. The options are the options of the SDK."""
         mine = options.get("event_store") is None
         if mine:
             options = {"retry_interval": self.retry_ms, **options, "event_store": SessionEvents()}

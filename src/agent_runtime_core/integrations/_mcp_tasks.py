@@ -214,7 +214,7 @@ class RunTasks:
 
     Args:
         runner: The runner of the runs.
-        serves: Whether this server has the agent with that key as a tool.
+        serves: Whether this server offers the agent with that key as a tool.
         poll_interval: Seconds between two requests of a client for the same task.
     """
 

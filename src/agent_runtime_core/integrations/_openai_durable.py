@@ -105,7 +105,7 @@ def _change_tool(agent: Agent[Any], tool: Tool, on_in_doubt: OnInDoubt) -> None:
     if isinstance(tool, FunctionTool):
         if _policies(tool.on_invoke_tool, on_in_doubt) is None:
             tool.on_invoke_tool = _durable_call(copy.copy(tool), on_in_doubt)
-            tool.timeout_seconds = None  # the copy has it, so that an answer after a timeout is recorded
+            tool.timeout_seconds = None  # the copy contains it, so that an answer after a timeout is recorded
     elif isinstance(tool, _LOCAL) or (isinstance(tool, ShellTool) and tool.executor is not None):
         fix = "Its effects cannot be recorded. Make it a function tool"
         shown = Shown(f"{tool.name!r}, a {type(tool).__name__}")
@@ -132,7 +132,7 @@ def _durable_call(tool: FunctionTool, on_in_doubt: OnInDoubt) -> Any:
 
 
 async def _agent_call(ctx: RunContext, call: Awaitable[Any], call_id: str) -> Any:
-    """Call an agent as a tool. An error that ends the run is raised, also if the tool makes a text of each error."""
+    """Call an agent as a tool. An error that ends the run is raised, even if the tool makes a text of each error."""
     outer = scope_of(ctx)
     with inside(ctx, outer.name(call_id)) as scope:
         try:
@@ -171,7 +171,7 @@ async def _step(
 
 
 def _like(inner: Any, invoke: Any) -> Any:
-    """Return a callable that is `invoke`, and has the other methods of the SDK's own callable.
+    """Return a callable that is `invoke`, with the other methods of the SDK's own callable.
 
     The SDK asks its own callables to inspect the arguments before it asks `needs_approval`.
     """
@@ -242,8 +242,8 @@ def change_guardrail(guardrail: Any) -> None:
 def _storable(value: Any, has_type: bool) -> Any:
     """Return the result of a tool as JSON.
 
-    The SDK validates a result whose tool has an output type, and accepts its JSON. It makes a string of any other value
-    that is not JSON, so that is stored.
+    The SDK validates a result whose tool declares an output type, and accepts its JSON. It makes a string of any other
+    value that is not JSON, so that is stored.
     """
     if isinstance(value, BaseModel) and type(value).__module__ == "agents.tool":  # text, image, file
         return value.model_dump(mode="json")

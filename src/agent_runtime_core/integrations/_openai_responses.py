@@ -63,7 +63,7 @@ def recorded_stream(response: responses.Response, items: list[TResponseOutputIte
 
     Args:
         response: The response of the last event.
-        items: The items of earlier events. Some servers leave them out of the last one.
+        items: The items of earlier events. Some servers leave them out of the last event.
     """
     usage = Usage()
     if response.usage is not None:
@@ -151,7 +151,7 @@ class NoAnswer(ModelBehaviorError):
     """A stream ended without an answer. The SDK makes its own error of the last event.
 
     Args:
-        event: The event that ended it. None: the events just ended.
+        event: The event that ended it. If None, the events just ended.
 
     Attributes:
         last_event: What its record keeps of that event.
@@ -199,13 +199,13 @@ async def consumed(
 
     Args:
         events: The stream.
-        forward: Gets each event before the last one.
-        keep: Gets the last event, and those that follow it.
+        forward: Gets each event before the last event.
+        keep: Gets the last event, and the events that follow it.
         publish: Gets the text of the answer, in parts.
         clock: Limits how often it does.
 
     Raises:
-        NoAnswer: The stream has no answer.
+        NoAnswer: The stream contains no answer.
     """
     items: list[TResponseOutputItem] = []
     text, published_at = "", clock.boot()

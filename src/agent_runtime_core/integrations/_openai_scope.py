@@ -24,7 +24,7 @@ class Scope:
 
     Args:
         prefix: The start of all step keys of this scope.
-        root: The scope of the whole run, None if it is this one.
+        root: The scope of the whole run, or None if this scope is the root.
     """
 
     def __init__(self, prefix: str = "", root: Scope | None = None) -> None:
@@ -44,7 +44,7 @@ class Scope:
         """Return the step key of the next model call.
 
         If the last call failed or was cancelled, a call with the same input repeats it and is the same step. A call
-        with another input shows that the code continued. Its key, and all later ones, then contain the number of
+        with another input shows that the code continued. Its key, and all later keys, then contain the number of
         failures: if the failed call succeeds when the run resumes, it is not followed by answers of another agent.
 
         Args:
@@ -84,7 +84,7 @@ class Scope:
         return f"{self.prefix}{self._uses[name]}"
 
     def child(self, name: str, *, new: bool = False) -> Scope:
-        """Return the scope of a loop inside this one, the same for the same name unless it must be new."""
+        """Return the scope of a loop inside this scope, the same for the same name unless it must be new."""
         if new or name not in self._children:
             self._children[name] = Scope(f"{self.prefix}{name}/", self.root)
         return self._children[name]
@@ -117,7 +117,7 @@ def inside(ctx: RunContext, name: str, *, new: bool = False) -> Iterator[Scope]:
 def inside_agent(ctx: RunContext, agent: str, key: str | None) -> Iterator[Scope]:
     """Let the code of a block have the scope of a run of an agent, by the number of its run or by its key.
 
-    Other agents are not counted, so one that new code adds leaves the others their answers. A step that is attempted
+    Other agents are not counted, so if new code adds an agent, the others keep their answers. A step that is attempted
     again, and a node of a graph that a resumed run begins with, find the answers of the attempt before.
     """
     number = number_of_use(ctx, "agent", scope_of(ctx).prefix, agent if key is None else f"key {key}")

@@ -31,12 +31,12 @@ class ConversationSession(SessionABC):
     """A session of OpenAI Agents whose items are the messages of a conversation.
 
     The conversation can also be read, searched and continued with the other parts of this library. In a run, the
-    session reads and writes in steps, and calls `ctx.own_conversation()` if the conversation is that of the run.
+    session reads and writes in steps, and calls `ctx.own_conversation()` if it is the run's own conversation.
 
     Args:
-        session_id: The conversation: a UUID or any other name. None: the conversation of the current run.
-        store: The store. In a run of a tenant, the part of the store that belongs to the tenant. None: the one of the
-            current run.
+        session_id: The conversation: a UUID or any other name. If None, the conversation of the current run.
+        store: The store. In a run of a tenant, the part of the store that belongs to the tenant. If None, the store of
+            the current run.
         scope: The scope of the conversation.
         session_settings: Settings of the SDK, such as `SessionSettings(limit=20)`: how many items a model call gets.
     """
@@ -52,7 +52,9 @@ class ConversationSession(SessionABC):
         ctx = current_run()
         found = conversation_id(session_id) or (None if ctx is None else ctx.conversation_id)
         if found is None:
-            raise must("session_id", "name a conversation", session_id, "Pass one, or give the run a conversation_id")
+            raise must(
+                "session_id", "name a conversation", session_id, "Pass a session_id, or give the run a conversation_id"
+            )
         self.session_id: str = str(found)
         self._id = found
         named = session_id or getattr(ctx, "input", {}).get("conversation_id")
@@ -67,7 +69,7 @@ class ConversationSession(SessionABC):
         """Return the items of the conversation's active branch, in order.
 
         Args:
-            limit: Only the last `limit` items. None: what `session_settings` says, else all.
+            limit: Only the last `limit` items. If None, the limit of `session_settings`, else all.
         """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit

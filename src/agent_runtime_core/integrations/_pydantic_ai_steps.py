@@ -36,7 +36,7 @@ def place_of(run: RunContext, agent: str) -> str:
     """Return what identifies a run of an agent: its step, its tool call, and how often the agent ran there before.
 
     The id of the run is not part of it, so a fork of the run finds the saved results. Other agents are not counted, so
-    one that new code adds leaves the others their results.
+    if new code adds an agent, the others keep their results.
     """
     where = "/".join(filter(None, (scope_id_of(run), TOOL_CALL.get())))
     return "/".join(filter(None, (where, f"{agent}.{number_of_use(run, 'agent', where, agent)}")))
@@ -90,7 +90,7 @@ async def _across_loops(step: Callable[..., Awaitable[T]], body: Callable[[], Aw
     bodies: list[concurrent.futures.Future[T]] = []
 
     async def across() -> T:
-        # This task has the context variables of the step, and those of the agent; the body gets them all.
+        # This task runs with the context variables of the step, and the agent added its own; the body gets them all.
         future = asyncio.run_coroutine_threadsafe(awaited(body), here)
         bodies.append(future)
         return await asyncio.wrap_future(future)
@@ -167,7 +167,7 @@ async def _counted(run: RunContext, call: Callable[[], Awaitable[object]]) -> ob
 
 
 def _usage(payload: Any) -> ModelUsage:
-    """Return the usage of an encoded `ModelResponse`, or of a recorded stream that contains one."""
+    """Return the usage of an encoded `ModelResponse`, or of a recorded stream that contains a `ModelResponse`."""
     response = _response(payload)
     used: Mapping[str, Any] = response.get("usage") or {}
     return ModelUsage(

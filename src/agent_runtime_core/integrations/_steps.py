@@ -21,14 +21,14 @@ _USES: WeakKeyDictionary[RunContext, Counter[str]] = WeakKeyDictionary()  # of c
 
 
 def scope_id_of(run: RunContext) -> str:
-    """Return the id of the step, or of the framework's task, that the calling code is in; "" if it is in none."""
-    journal: RunJournal | None = getattr(run, "journal", None)  # a MockRunContext has none
+    """Return the id of the step, or of the framework's task, that the calling code is in; "" outside of steps."""
+    journal: RunJournal | None = getattr(run, "journal", None)  # a MockRunContext has no journal
     scope = None if journal is None else journal.keys.counting_scope()
     return "" if scope is None else scope.scope_id
 
 
 def number_of_use(run: RunContext, *names: str) -> int:
-    """Return how often this attempt of the current step or task has used these names before.
+    """Return how often this attempt of the current step or task already used these names.
 
     The next attempt counts from zero again, so it finds the records of the previous attempt.
     """
@@ -41,7 +41,7 @@ def number_of_use(run: RunContext, *names: str) -> int:
 
 
 class ModelUsage(NamedTuple):
-    """What a model call has used.
+    """What a model call used.
 
     Attributes:
         model: The model, "" if it is unknown.
@@ -66,14 +66,14 @@ async def model_step(
         ctx: The context of the run.
         name: Name of the step.
         call: Makes the call.
-        usage: Returns what an answer has used.
-        trace: Returns the other fields of the trace of an answer: those of the argument `trace` of `ctx.charge`. If
-            its second argument is False, no sink uses `input`, whose conversion takes time.
+        usage: Returns what an answer used.
+        trace: Returns the other fields of the trace of an answer, as in the argument `trace` of `ctx.charge`. If its
+            second argument is False, no sink uses `input`, whose conversion takes time.
         key: Key of the step.
         **options: Further options of `ctx.step`.
 
     Raises:
-        LimitExceeded: An earlier call has reached a limit of the run. A resumed run stops at the same call, unless its
+        LimitExceeded: An earlier call reached a limit of the run. A resumed run stops at the same call, unless its
             limits were raised.
         StepExecutionError: The call failed.
     """

@@ -42,7 +42,7 @@ __all__ = ["IggyRelay", "IggyTurns", "IggyUnavailable"]
 T = TypeVar("T")
 
 LAG: Final = "iggy_consumer_lag"
-BATCH: Final = 100  # messages that are sent or read at once
+BATCH: Final = 100  # messages that are sent or read together
 GATHER_SECONDS: Final = 0.01  # how long events are gathered before they are sent
 POLL_SECONDS: Final = 0.5  # between two reads of partitions without new messages
 TIMEOUT: Final = 10.0  # seconds for one request
@@ -52,7 +52,7 @@ _BACKOFF: Final = Backoff(1.0, maximum=30.0)
 
 
 class IggyUnavailable(ConnectionError):
-    """The Iggy server does not answer, or has rejected a request."""
+    """The Iggy server does not answer, or rejected a request."""
 
 
 class _Server:
@@ -156,7 +156,7 @@ class IggyRelay:
 
     Each event is a message: its payload is the JSON of the envelope, its id is derived from the event id, and its
     headers are `event_id` and `type`. All events of a turn are in one partition. What was copied is stored as the
-    offset of a consumer of the topics, after the server has confirmed it.
+    offset of a consumer of the topics, after the server confirmed it.
 
     Args:
         topics: `TurnManager.topics`.
@@ -225,8 +225,8 @@ class IggyTurns:
     """Starts the turns that other programs publish on the topic `agent.turns` of Apache Iggy.
 
     A message is the JSON of an envelope, or of a turn such as `{"text": "…", "turn_id": "…"}`. The same `turn_id` is
-    one turn; a message without one is one turn by its place. A message that is no turn is reported on `agent.audit`.
-    The offsets are kept in the store of the runner, after the turns of a read are stored.
+    one turn; a message without it is one turn by its place. A message that is no turn is reported on `agent.audit`. The
+    offsets are kept in the store of the runner, after the turns of a read are stored.
 
     Args:
         manager: Starts the turns.

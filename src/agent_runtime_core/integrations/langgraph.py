@@ -2,7 +2,7 @@
 
 Needs the extra `langgraph`. `run_graph` runs a graph and resumes it where it stopped. Inside its nodes
 `current_run().step(...)` makes single calls durable, `DurableChatModel` does so for the calls of a model, and
-`durable_tool` for those of a tool.
+`durable_tool` for the calls of a tool.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Call(NamedTuple):
         place: The same in the forks of the run.
         first: The superstep of the thread before the call.
         scope: The step that it is in.
-        attempt: An object of its own.
+        attempt: A separate object for each attempt.
     """
 
     run_id: str
@@ -73,8 +73,8 @@ async def run_graph(
     """Run a compiled graph to its end, and return what its `ainvoke` returns.
 
     If the run is resumed, the graph continues at its last checkpoint. Each `interrupt(value)` of a node becomes
-    `ctx.approve(NAME_OF_THE_NODE, value)`: the run waits until somebody answers, and the answer is what `interrupt`
-    returns. Several questions at once are asked one after the other.
+    `ctx.approve(NAME_OF_THE_NODE, value)`: the run waits until a person answers, and the answer is what `interrupt`
+    returns. If there are several questions, they are asked one after the other.
 
         builder.compile(checkpointer=AgentRuntimeSaver("agents.db"))
         ...
@@ -84,14 +84,14 @@ async def run_graph(
         ctx: The context of the run.
         graph: A graph that was compiled with a checkpointer.
         input: The input of the graph.
-        config: The config of the graph. Without a `thread_id`, the thread has the id of the run.
+        config: The config of the graph. Without a `thread_id`, the thread uses the id of the run.
         stream_mode: Publish these parts of LangGraph's stream as events of the run, such as "updates" or "messages".
-            The type of an event is `langgraph.updates`, and its payload has the fields `data` and `ns`.
+            The type of an event is `langgraph.updates`, and its payload contains the fields `data` and `ns`.
         subgraphs: Publish the parts of subgraphs too.
         **options: More arguments of the graph's `astream`.
 
     Raises:
-        InvalidArgument: The graph has no checkpointer, or the config names a checkpoint.
+        InvalidArgument: The graph is compiled without a checkpointer, or the config names a checkpoint.
         JournalMismatch: The graph lacks a node that its checkpoint continues with.
     """
     if not hasattr(graph.checkpointer, "aget_tuple"):
@@ -127,13 +127,13 @@ def _call(ctx: RunContext, call_id: str, first: int) -> _Call:
 
 
 async def _resumed(ctx: RunContext, graph: Any, config: RunnableConfig) -> Command[Any] | None:
-    """Return the input with which a graph resumes; None to continue. A graph that has ended then returns its output."""
-    journal = getattr(ctx, "journal", None)  # a MockRunContext has none
+    """Return the input with which a graph resumes; None to continue. A finished graph then returns its output."""
+    journal = getattr(ctx, "journal", None)  # a MockRunContext has no journal
     if journal is not None:
         journal.recall_tasks()
     state = await graph.aget_state(config)
-    # A node that failed after its question was answered has saved the answer, and LangGraph still lists the question.
-    # Then the node runs before anybody is asked again: a second answer would be that to its next question.
+    # A node that failed after its question was answered saved the answer, and LangGraph still lists the question. Then
+    # the node runs before anybody is asked again: a second answer would count for its next question.
     failed = any(task.error is not None for task in state.tasks)
     return Command(resume=await _answers(ctx, state)) if state.interrupts and not failed else None
 
@@ -234,11 +234,11 @@ def _current_task(run_id: str, scope: StepScope | None) -> FrameworkTask | None:
     """Return the node of a graph that the calling code is in, between steps.
 
     The id of a node's task is the same when the graph resumes at the checkpoint before it. Each attempt of the node
-    has a counter of its own.
+    uses a separate counter.
     """
     call = _CALL.get()
     if call is None or call.run_id != run_id or call.scope is not scope:
-        return None  # also in a run that a node of another run's graph has started
+        return None  # even in a run that a node of another run's graph started
     config = var_child_runnable_config.get() or {}
     configurable = config.get("configurable") or {}
     if (task := configurable.get(_TASK)) is not None and (pad := configurable.get(_SCRATCHPAD)) is not None:

@@ -62,7 +62,7 @@ __all__ = ["MCPAgent", "MCPTools", "ServerUnreachable"]
 IDEMPOTENCY_KEY: Final = "agent-runtime-core/idempotency-key"
 _T = TypeVar("_T")
 _PING_SECONDS: Final = 5
-_PAGES: Final = 100  # of a list of tools; a server whose list has no end must not occupy a run forever
+_PAGES: Final = 100  # of a list of tools; a server with an endless list must not occupy a run forever
 
 
 class ServerUnreachable(ConnectionError):
@@ -77,7 +77,7 @@ class MCPTools:
 
     The list of tools is requested once for each run, and recorded. A resumed run gets the recorded list. The server is
     connected when it is first needed, so a run whose calls are all recorded needs no server. If the connection is lost
-    or the server has forgotten its session, the next call makes a new one.
+    or the server dropped its session, the next call makes a new connection.
 
     Args:
         server: The URL of a server with streamable HTTP, the `StdioServerParameters` of a command, a server object of
@@ -131,7 +131,7 @@ class MCPTools:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection of this event loop. A later call makes a new one."""
+        """Close the connection of this event loop. A later call makes a new connection."""
         await self._connections.here().close()
 
     async def registry(self, ctx: RunContext | None = None, into: ToolRegistry | None = None) -> ToolRegistry:
@@ -139,7 +139,7 @@ class MCPTools:
 
         Args:
             ctx: The context of the run that records the list. None requests the list from the server.
-            into: The registry to add the tools to. None makes a new one.
+            into: The registry to add the tools to. None makes a new registry.
 
         A tool whose schema is invalid is left out, with a warning in the log.
 
@@ -278,7 +278,7 @@ class _Session:
         """Send a request.
 
         Raises:
-            _Forgotten: The server did not execute the request, because it has forgotten the session.
+            _Forgotten: The server did not execute the request, because it dropped the session.
             MCPError: The server reported an error, or the connection was lost.
             ServerUnreachable: The request was not sent.
         """
@@ -299,10 +299,10 @@ class _Session:
                 self._closing.set()
 
     async def _forgotten(self, error: MCPError) -> bool:
-        """Return whether the server rejected a request because it has forgotten the session.
+        """Return whether the server rejected a request because it dropped the session.
 
-        A server has many ways to say so, and the SDK hides the status of the response. A server that answers a ping
-        with an error has no such session. It did not execute the request if both have the same error, unless this is
+        A server can say so in many ways, and the SDK hides the status of the response. A server that answers a ping
+        with an error knows no such session. It did not execute the request if both errors are the same, unless this is
         the error of a proxy, which may have lost a response.
         """
         async with self._checking:
@@ -320,7 +320,7 @@ class _Session:
                 try:
                     await self._client.result().session.send_request(PingRequest(), EmptyResult)
                 except MCPError as error:
-                    # The protocol of 2026 has no ping, and no session either.
+                    # The protocol of 2026 defines no ping, and no session either.
                     return None if error.code == METHOD_NOT_FOUND else error
         return None
 
@@ -332,23 +332,23 @@ class _Session:
 
 
 class _Forgotten(Exception):
-    """The server rejected a request because it has forgotten the session."""
+    """The server rejected a request because it dropped the session."""
 
     def __init__(self, error: MCPError) -> None:
         self.error = error
 
 
 class _Connection:
-    """The connection of one event loop. It makes a new session if the server has lost the last one."""
+    """The connection of one event loop. It makes a new session if the server lost the last session."""
 
     def __init__(self, name: str, make: Callable[[], Client]) -> None:
         self._name = name
         self._make = make
         self._lock = asyncio.Lock()
-        self._sessions: list[_Session] = []  # the last one is used; the others finish what they have sent
+        self._sessions: list[_Session] = []  # the last session is used; the others finish what they sent
 
     async def send(self, request: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Send a request, a second time if the server rejected it because it has forgotten the session.
+        """Send a request, a second time if the server rejected it because it dropped the session.
 
         Raises:
             MCPError: The server reported an error, or the connection was lost.
@@ -386,7 +386,7 @@ class MCPAgent(ToolCallingAgent):
             system_prompt = "You answer questions about files."
             mcp_servers = [MCPTools("http://127.0.0.1:8000/mcp")]
 
-    Each run has a registry of its own with the tools of the class and those of the servers.
+    Each run uses a separate registry with the tools of the class and of the servers.
     """
 
     #: Further tools, a ToolRegistry.
@@ -413,7 +413,7 @@ class MCPAgent(ToolCallingAgent):
 
 
 def _content_of(result: CallToolResult) -> Any:
-    """Return the result of a tool: text, structured content, or content parts if it has images or documents."""
+    """Return the result of a tool: text, structured content, or content parts if it contains images or documents."""
     parts = [_part(each) for each in result.content]
     if any(part["type"] != "text" for part in parts):
         return ContentParts(parts)

@@ -67,7 +67,7 @@ _INPUT: Final[dict[str, Any]] = {
 }
 #: Events that a client needs no progress notification for: there are too many of them.
 _SILENT: Final = ("assistant.delta", "run.heartbeat", "state.checkpoint")
-_LOOK_AGAIN: Final = 1.0  # seconds between two looks for questions of child runs, whose events the run has not
+_LOOK_AGAIN: Final = 1.0  # seconds between two looks for questions of child runs, whose events are not in the run
 _CANCEL_SECONDS: Final = 5
 
 
@@ -76,10 +76,10 @@ class AgentTool:
     """An agent as a tool of an MCP server.
 
     Args:
-        agent: The agent, or the key of a registered one.
+        agent: The agent, or the key of a registered agent.
         name: The name of the tool, by default the agent's key.
         description: What the tool does, by default the first line of the docstring of the agent's class.
-        parameters: JSON Schema of an object, which the agent reads as `ctx.params`. By default the tool has the
+        parameters: JSON Schema of an object, which the agent reads as `ctx.params`. By default the tool takes the
             arguments `message`, which becomes the message of the user, and `params`.
     """
 
@@ -105,17 +105,17 @@ def create_mcp_server(
         server = create_mcp_server(AgentRunner.open("agents.db"))
         app = server.streamable_http_app()  # an ASGI app with the path /mcp
 
-    The server has no users: each client can read, answer and cancel each run whose id it knows. Protect the app as the
-    SDK describes.
+    The server knows no users: each client can read, answer and cancel each run whose id it knows. Protect the app as
+    the SDK describes.
 
     Args:
         runner: The runner of the runs. The server does not close it.
-        agents: The agents. None means all that the runner's registry has when a client lists the tools.
+        agents: The agents. None means all agents in the runner's registry when a client lists the tools.
         name: The name of the server.
         instructions: A text about the server for the model of a client.
         tasks: Whether a call of a client with the extension `io.modelcontextprotocol/tasks` returns a task.
         work: Whether the server executes runs while it serves. False leaves them to other workers.
-        concurrency: How many runs it executes at once.
+        concurrency: How many runs it executes at the same time.
         poll_interval: Seconds after which a client asks for its task again, or for a stream whose connection was lost.
 
     Raises:
@@ -174,7 +174,7 @@ class _Work:
 
 
 class _Ended(Exception):
-    """The run has finished."""
+    """The run is finished."""
 
 
 class _Calls:
@@ -220,7 +220,7 @@ class _Calls:
         try:
             return await self._outcome(ctx, row)
         except asyncio.CancelledError:
-            if not named:  # the client has no way to come back to it
+            if not named:  # the client cannot come back to it
                 with anyio.move_on_after(_CANCEL_SECONDS, shield=True):
                     await self._runner.cancel(row.run_id)
             raise
@@ -249,7 +249,7 @@ class _Calls:
         """Wait until a run ends or asks a question, and notify the client of its progress."""
         number = 0
         events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-        # A task of its own follows the run. The SDK interrupts each `await` of a cancelled call, also that of its end.
+        # A separate task follows the run. The SDK interrupts each `await` of a cancelled call, even at its end.
         following = start_helper(self._follow(row.run_id, events))
         try:
             while True:
@@ -276,7 +276,8 @@ class _Calls:
     ) -> CallToolResult | InputRequiredResult | None:
         """Ask the questions of a run, as forms if the client shows forms, or else in a text as the result of the call.
 
-        The protocol of 2026 has forms as a result. Those of 2025 send them within the call, which continues then.
+        The protocol of 2026 returns forms as a result. The protocol of 2025 sends them within the call, which continues
+        then.
         """
         declared = ctx.session.client_capabilities
         elicits = declared.elicitation if declared else None
@@ -287,7 +288,7 @@ class _Calls:
             return InputRequiredResult(input_requests=requests, request_state=_state_of(row.run_id, min(asked)))
         for key, each in asked.items():
             form = form_of(each)
-            # A separate task, for the same reason as the one that follows the run.
+            # A separate task, for the same reason as the task that follows the run.
             shown = start_helper(ctx.session.elicit_form(form.message, form.requested_schema, ctx.request_id))
             try:
                 if not await self._is_answered(row.run_id, key, shown):
@@ -313,7 +314,7 @@ class _Calls:
         return True
 
     async def _follow(self, run_id: str, events: asyncio.Queue[Event | Exception]) -> None:
-        """Put the events of a run into a queue, and an error after the last one."""
+        """Put the events of a run into a queue, and an error after the last event."""
         try:
             async with contextlib.aclosing(self._runner.stream(run_id)) as stream:
                 async for event in stream:

@@ -124,7 +124,7 @@ class DurableModel(_LooksLike, Model):
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Yield the events of the model's stream, or of the recorded answer.
 
-        A recorded answer has one delta for each of its texts.
+        A recorded answer is streamed as one delta for each of its texts.
         """
         ctx = current_run()
         if ctx is None:
@@ -229,13 +229,13 @@ def durable(agent: Agent[T], *, on_in_doubt: str | Mapping[str, str] | None = No
     Args:
         agent: The agent.
         on_in_doubt: What happens to a tool call that a crash interrupted: "retry", "fail" or "review". Or a dict with
-            the names of tools. Tools that it does not name keep what an earlier call has set, by default "retry".
+            the names of tools. Tools that it does not name keep what an earlier call set, by default "retry".
 
     Returns:
         The same agent.
 
     Raises:
-        InvalidArgument: An agent has a local tool that is no function tool, such as a `ComputerTool`.
+        InvalidArgument: An agent uses a local tool that is no function tool, such as a `ComputerTool`.
     """
     make_durable(agent, _durable_model, on_in_doubt)
     return agent
@@ -245,7 +245,7 @@ def durable_config(config: RunConfig | dict[str, Any] | None = None) -> RunConfi
     """Return a copy of a run configuration whose models are durable.
 
     Args:
-        config: The configuration, or a dict of its fields. None: the SDK's defaults.
+        config: The configuration, or a dict of its fields. If None, the SDK's defaults.
     """
     config = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
     provider, model = config.model_provider, config.model
@@ -279,7 +279,7 @@ async def run_agent(
     Args:
         agent: The agent. `durable(agent)` is called.
         input: The input of the agent.
-        key: Identifies this call. Without one, the name of the agent and the number of its run do. Calls of an agent
+        key: Identifies this call. Without a key, the name of the agent and the number of its run do. Calls of an agent
             that run at the same time need keys.
         on_event: Streams the agent's answers, and receives each event.
         run_config: The configuration of the SDK.
@@ -325,7 +325,7 @@ async def _until_decided(
         state: RunState[Any] = result.to_state()
         await _decide(ctx, state, result.interruptions)
         input = state
-        options = {**options, "previous_response_id": None, "conversation_id": None}  # the state has them
+        options = {**options, "previous_response_id": None, "conversation_id": None}  # the state contains them
 
 
 async def _run(
@@ -346,7 +346,7 @@ async def _run(
 
 
 async def _decide(ctx: RunContext, state: RunState[Any], items: list[ToolApprovalItem]) -> None:
-    """Ask about all tool calls at once, and tell the state the answers."""
+    """Ask about all tool calls at the same time, and tell the state the answers."""
     scope = scope_of(ctx)
     scope.questions += 1
     asked = [
@@ -400,7 +400,7 @@ def _provider_of(model: Model) -> str:
 
 
 async def _stopped(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it has ended."""
+    """Cancel a task, and wait until it ends."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})

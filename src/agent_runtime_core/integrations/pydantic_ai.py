@@ -97,7 +97,7 @@ _ANSWER: Final[dict[str, Any]] = {
 class Durable(BaseDurabilityCapability[AgentDepsT]):
     """Makes an agent durable: its model calls and tool calls are steps of the run that calls the agent.
 
-    A resumed run gets the saved results. The limits of the run apply, and its result has the usage. A tool with
+    A resumed run gets the saved results. The limits of the run apply, and its result contains the usage. A tool with
     `requires_approval=True` waits for `runner.approve(run_id, "tool:<its name>", answer)`. The answer is True, False,
     or a dict `{"approved": ..., "reason": ..., "arguments": ...}`. Outside of runs the agent works as without this.
 
@@ -114,7 +114,7 @@ class Durable(BaseDurabilityCapability[AgentDepsT]):
             for saved results. See `publish_text`.
 
     Raises:
-        InvalidArgument: An option of the steps is unknown or has an invalid value.
+        InvalidArgument: An option of the steps is unknown or invalid.
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = DurabilityEngineSpec(
@@ -285,7 +285,7 @@ async def _decision(
 
 
 async def _all_of(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
-    """Await all calls at once; if one fails, cancel the others."""
+    """Await all calls concurrently; if a call fails, cancel the others."""
     if len(calls) == 1:
         return [await calls[0]()]
     async with asyncio.TaskGroup() as group:
@@ -311,7 +311,7 @@ def _checked(name: str, options: Any) -> StepOptions:
 # `run_stream_events`: what reads them may be no task of the run.
 EVENT_WAITERS.update(
     {
-        "pydantic_ai.agent:_run_lifecycle_hooks.<locals>._do_run",  # until the agent has ended
+        "pydantic_ai.agent:_run_lifecycle_hooks.<locals>._do_run",  # until the end of the agent
         "pydantic_ai.agent.abstract:AgentRunEvents.__anext__",  # until the task of the agent sends an event
         "pydantic_ai._tool_execution:_iter_completed_or_buffered",  # until a tool ends or emits an event
         "pydantic_graph.graph_builder:_GraphIterator.iter_graph",  # until a task of the graph sends its result

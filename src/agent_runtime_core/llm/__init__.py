@@ -58,7 +58,7 @@ _cached: tuple[ReferenceType[RuntimeConfig], dict[str, str], LLMClient] | None =
 def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
     """Return a model client.
 
-    Without arguments this is the client of `use_llm_client`, if one is active. Otherwise it is a new client.
+    Without arguments this is the active client of `use_llm_client`, if any. Otherwise it is a new client.
 
     Args:
         provider: "openai", "anthropic", "litellm" or `"their_package.module:Class"`; None for the configured provider.
@@ -78,7 +78,7 @@ def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
 
 
 def configured_client() -> LLMClient:
-    """Return the client of `get_llm_client()`; the same one until the configuration or the environment changes.
+    """Return the client of `get_llm_client()`. A change of the configuration or the environment replaces it.
 
     The client is shared, so callers must not close it.
     """

@@ -23,7 +23,7 @@ Block = dict[str, Any]
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 _DATA_URL = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,(.*)", re.DOTALL | re.IGNORECASE)
-# Libraries and browsers write these names; Anthropic accepts only the registered ones.
+# Libraries and browsers write these names; Anthropic accepts only the registered names.
 _ALIASES = {
     "image/jpg": "image/jpeg",
     "image/pjpeg": "image/jpeg",
@@ -66,7 +66,7 @@ def is_blank(block: Mapping[str, Any]) -> bool:
 
 
 def with_mark(blocks: list[Block], mark: Any) -> list[Block]:
-    """Return the blocks with a `cache_control` mark on the last one that may have it."""
+    """Return the blocks with a `cache_control` mark on the last block that accepts a mark."""
     if mark:
         for index in reversed(range(len(blocks))):
             if blocks[index].get("type") not in THINKING:
@@ -147,7 +147,7 @@ def _media_type(given: Any, accepted: tuple[str, ...], where: str) -> str:
     name = str(given or "").partition(";")[0].strip().lower()
     name = _ALIASES.get(name, name)
     if name.startswith("text/") and "text/plain" in accepted:
-        name = "text/plain"  # Anthropic has one name for all texts
+        name = "text/plain"  # Anthropic uses one name for all texts
     if name not in accepted:
         constraint = f"be {', '.join(accepted[:-1])} or {accepted[-1]} for Anthropic"
         raise must(f"media type of {where}", constraint, str(given), "Convert the file, or send its text")
@@ -177,7 +177,7 @@ def arranged(turns: list[Block]) -> list[Block]:
     2. The results of an answer's calls directly follow it. A call without a result gets an error as result, for
        example after an interrupted run. A result without a call is dropped, for example after the history was trimmed.
     3. Consecutive turns of one role are merged, because some servers reject them.
-    4. A final assistant turn has no whitespace at its end.
+    4. A final assistant turn does not end with whitespace.
     """
     merged = _merged(_paired(_distinct(turns)))
     if merged and merged[-1]["role"] == "assistant":
@@ -194,7 +194,7 @@ def _distinct(turns: list[Block]) -> list[Block]:
     request.
     """
     seen: set[Any] = set()
-    renamed: dict[Any, str] = {}  # new ids by old ones, of the last answer that called tools
+    renamed: dict[Any, str] = {}  # new ids by old ids, of the last answer that called tools
     for turn in turns:
         blocks = turn["content"]
         if turn["role"] == "assistant" and any(block.get("type") == "tool_use" for block in blocks):
@@ -214,7 +214,7 @@ def _distinct(turns: list[Block]) -> list[Block]:
 
 def _paired(turns: list[Block]) -> list[Block]:
     """Return the turns with the results of each answer's calls in the turn after it."""
-    # Of several results of one call the last one counts.
+    # Of several results of one call the last result counts.
     results = {
         block.get("tool_use_id"): block
         for turn in turns
@@ -261,7 +261,7 @@ def conversation_of(
         instruction: A text to add to the system prompt.
 
     Raises:
-        RequestRefused: A message has no equivalent there, or no message remains.
+        RequestRefused: Anthropic has no equivalent of a message, or no message remains.
         InvalidArgument: An image or a file cannot be sent.
     """
     system: list[Block] = []
@@ -322,7 +322,7 @@ def _converted(message: Mapping[str, Any], where: str) -> list[Block]:
         name, arguments = str(function.get("name") or ""), function.get("arguments")
         input_ = object_of(arguments)
         if input_ is None:
-            # The result of the call has the error.
+            # The result of the call contains the error.
             input_ = as_unreadable(arguments if isinstance(arguments, str) else json.dumps(arguments, default=str))
         block = {"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": input_}
         blocks += with_mark([block], call.get("cache_control"))
@@ -418,7 +418,7 @@ def _without_defaults(block: Block) -> Block:
 
 # Options of OpenAI that need no equivalent: Anthropic always reports the usage of a stream, and gives one answer.
 _NEEDLESS = frozenset({"stream_options"})
-# OpenAI's names for a user, the first one in use first.
+# OpenAI's names for a user, the name in use first.
 _USER = ("user", "safety_identifier")
 _TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
 _EFFORTS = {"minimal": "low"}
@@ -496,8 +496,8 @@ def schema_prompt(response_format: Any) -> str | None:
 def limit_cache_marks(*places: Any, reserved: int = 0) -> tuple[Any, ...]:
     """Return the tools, the system prompt and the turns with at most four `cache_control` marks, Anthropic's maximum.
 
-    The first mark is kept, which is that of the tools or of the system prompt, and the last ones. Anthropic also finds
-    an earlier prefix at a later mark, so a conversation in which each turn is marked remains cached.
+    The first mark (of the tools or the system prompt) and the last marks are kept. Anthropic also finds an earlier
+    prefix at a later mark, so a conversation in which each turn is marked remains cached.
     """
     excess = _marks_in(places) - _CACHE_MARKS + reserved
     if excess <= 0:

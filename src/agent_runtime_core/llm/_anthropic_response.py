@@ -22,9 +22,9 @@ _DEEPEST = 64
 def answer_of(answer: Mapping[str, Any], *, call_is_whole: bool = False) -> tuple[dict[str, Any], dict[str, int], str]:
     """Return message, usage and finish reason of a complete answer.
 
-    An incomplete tool call is dropped, and the message's metadata has `truncated_tool_call`. So is the last call of a
-    truncated answer unless `call_is_whole`, and every call of an answer that was refused or filtered. The field
-    `refusal` of a refused answer has Anthropic's explanation, or else the text of the model.
+    An incomplete tool call is dropped, and the message's metadata contains `truncated_tool_call`. The last call of a
+    truncated answer is dropped too unless `call_is_whole`, and every call of an answer that was refused or filtered.
+    The field `refusal` of a refused answer contains Anthropic's explanation, or else the text of the model.
     """
     finish = normal_reason(answer.get("stop_reason"))
     # The answer was stopped for its content, so its tool calls must not run.
@@ -64,7 +64,7 @@ def usage_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[str
 
     Args:
         reported: The usage in the answer.
-        answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
+        answered: Whether the answer contains text or tool calls, so that 0 output tokens mean an unknown number.
     """
     counts = _counts_of(reported, answered=answered)
     calls = reported.get("iterations")
@@ -100,7 +100,7 @@ def _counts_of(reported: Mapping[str, Any], *, answered: bool = False) -> dict[s
 
 
 def _input_of(given: Any) -> dict[str, Any]:
-    """Return the input of a tool call; one that is not an object, or cannot be stored, as unreadable text."""
+    """Return the input of a tool call; unreadable text if the input is not an object or cannot be stored."""
     given = given or {}
     if isinstance(given, str):
         parsed = parsed_input(given)
@@ -196,7 +196,7 @@ class Assembly:
             is_whole = False
             if text := self._inputs.get(position, ""):
                 parsed = parsed_input(text)
-                # "{}" may be all that a truncated answer has of an input.
+                # "{}" may be all of the input in a truncated answer.
                 is_whole = bool(parsed)
                 # Some servers send the input with the start of the block, and only "{}" after it.
                 input_ = as_unreadable(text) if parsed is None else parsed or block.get("input") or {}
@@ -204,7 +204,7 @@ class Assembly:
             content.append(block)
         whole = {**self._whole, **({"content": content} if content else {})}
         if self._blocks and not self.has_usage:
-            # The count at the start is only that of the first tokens.
+            # The count at the start covers only the first tokens.
             whole["usage"] = {
                 name: count for name, count in (whole.get("usage") or {}).items() if name != "output_tokens"
             }

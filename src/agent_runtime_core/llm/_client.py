@@ -196,8 +196,8 @@ class ChatClient(LLMClient):
        together take at most `timeouts.total` seconds. A stream is retried only until its first text was yielded.
     3. A provider that keeps failing gets no requests for a while (CircuitOpen). Clients of one endpoint share this
        state.
-    4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call. An
-       answer that the provider has finished counts, however its connection ends.
+    4. An answer is complete or an error: a stream that is truncated or stalls yields no response and no tool call. If
+       the provider finishes an answer, the answer counts, however its connection ends.
     5. A request with a part that the provider rejects is sent once more without it, as `fallbacks` allow.
     6. Leaving a stream early, a timeout and a cancellation close the connection.
 
@@ -207,7 +207,7 @@ class ChatClient(LLMClient):
         timeouts: Time limits in seconds.
         retries: How often failed requests are retried.
         clock: Source of time, for tests.
-        breakers: Circuit breakers; by default those of the process.
+        breakers: Circuit breakers; by default the breakers of the process.
         fallbacks: What is omitted from a request after the provider rejected it.
     """
 
@@ -393,7 +393,7 @@ class ChatClient(LLMClient):
         return cast("Completion", last.answer)
 
     async def _one_stream(self, request: Request, state: RetryState) -> AsyncGenerator[Chunk, None]:
-        """Make one attempt: yield text, and finally the answer; StreamCut if the stream ends without one."""
+        """Make one attempt: yield text, and finally the answer; StreamCut if the stream ends without an answer."""
         with self._one_attempt(state):
             # The stream of every adapter is a generator.
             chunks = cast("AsyncGenerator[Chunk, None]", self._wire.stream(request))
@@ -449,7 +449,7 @@ class ChatClient(LLMClient):
 
 
 def _lone_surrogate(error: BaseException | None) -> str | None:
-    """Return the lone surrogate that could not be encoded, also if an SDK wrapped that error."""
+    """Return the lone surrogate that could not be encoded, or that an SDK's error wraps."""
     while error is not None:
         if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
             return ascii(error.object[error.start])
@@ -468,7 +468,7 @@ async def _within(
         async with time_limit:
             return await awaited
     except Exception as error:
-        # An SDK may replace the cancellation by an error of its own; the cause is this time limit.
+        # An SDK may replace the cancellation by a separate error; the cause is this time limit.
         if not time_limit.expired():
             raise
         seconds: float = getattr(state.timeouts, what)

@@ -31,10 +31,10 @@ _CLOSING = 5.0
 
 
 class PerLoopClients:
-    """SDK clients, one for each event loop; with `shared`, the first one serves all loops.
+    """SDK clients, one for each event loop; with `shared`, the first client serves all loops.
 
-    `first` is created at once, so that invalid options raise in the constructor; the first loop that needs a client
-    gets it. A shared client has a transport of the caller, who closes it. The others close when their loop closes, as
+    `first` is created immediately, so that invalid options raise in the constructor; the first loop that needs a client
+    gets it. A shared client uses a transport of the caller, who closes it. The others close when their loop closes, as
     at the end of asyncio.run, and at the latest when another loop needs a client.
     """
 
@@ -64,7 +64,7 @@ class PerLoopClients:
         return client
 
     async def close(self) -> None:
-        """Close the client of the running loop, and the client that no loop has used."""
+        """Close the client of the running loop, and the client that no loop used."""
         if self._shared:
             return
         while self._unbound:
@@ -80,7 +80,7 @@ class PerLoopClients:
 async def _lifetime(
     client: Any, loop: asyncio.AbstractEventLoop, bound: dict[asyncio.AbstractEventLoop, Any]
 ) -> AsyncGenerator[None, None]:
-    """Close `client` with its loop: a loop closes its async generators before it closes, and has no other hook."""
+    """Close `client` with its loop: a loop closes its async generators before it closes, and offers no other hook."""
     try:
         yield
     finally:
@@ -104,16 +104,16 @@ class AnthropicConfigurationError(NotConfigured):
     """There is no API key for Anthropic."""
 
 
-#: SDK options that the ChatClient has itself, with the option to use instead.
+#: SDK options that the ChatClient defines itself, with the option to use instead.
 OWN_OPTIONS = {"max_retries": "retries=Retries(max_attempts=...)", "timeout": "timeouts=Timeouts(total=...)"}
-#: The key for a server on this machine: most need none, but the SDK requires one.
+#: The key for a server on this machine: most servers need no key, but the SDK requires a string.
 _NO_KEY = "none"
 
 
 def refuse_sdk_options(
     options: Mapping[str, Any], instead: Mapping[str, str] = OWN_OPTIONS, sdk: str = "the SDK"
 ) -> None:
-    """Raise InvalidArgument for an SDK option that the ChatClient has itself, under the name in `instead`."""
+    """Raise InvalidArgument for an SDK option that the ChatClient defines itself, under the name in `instead`."""
     for name, own in instead.items():
         if name in options:
             raise must(name, f"not be an option of {sdk}", options[name], f"Pass {own}")

@@ -22,7 +22,7 @@ _ACKNOWLEDGED: Final = {"role": "assistant", "content": "OK."}
 
 
 def merged(messages: Messages) -> list[dict[str, Any]]:
-    """Return the messages with consecutive ones of the user, or of the model, as one message."""
+    """Return the messages with consecutive messages of the user, or of the model, joined."""
     found: list[dict[str, Any]] = []
     for message in messages:
         if is_empty(message):
@@ -37,7 +37,7 @@ def merged(messages: Messages) -> list[dict[str, Any]]:
 
 
 def with_one_system_message(messages: Messages) -> list[dict[str, Any]]:
-    """Return the messages with the contents of all system messages in one at the beginning."""
+    """Return the messages with the contents of all system messages in one message at the beginning."""
     system = [dict(each) for each in messages if each.get("role") in SYSTEM_ROLES]
     rest = [dict(each) for each in messages if each.get("role") not in SYSTEM_ROLES]
     if not system:
@@ -63,7 +63,7 @@ def with_answers_to_results(messages: Messages) -> list[dict[str, Any]]:
 
 
 def joined(first: Any, second: Any) -> Any:
-    """Return two contents as one: texts with an empty line between them, parts in one list."""
+    """Join two contents: texts with an empty line between them, parts in one list."""
     if isinstance(first, list) or isinstance(second, list):
         return [*_parts(first), *_parts(second)]
     return "\n\n".join(_text(each) for each in (first, second) if each)
@@ -102,7 +102,7 @@ _UNKNOWN_FIELD = re.compile(
 )
 #: DeepSeek and Moonshot want the reasoning of some messages back.
 _WANTED = re.compile(r"\bmissing\b|\b(is|are) required\b|must be (passed|provided|sent|included)|field required", re.I)
-#: They accept any text for a message that has none. Moonshot takes an empty one for missing.
+#: They accept any text for a message without reasoning. Moonshot takes an empty text for missing.
 _NO_REASONING = " "
 #: A parameter that this model of the server does not accept, or accepts with another value only.
 _NOT_SUPPORTED = re.compile(r"(not|n't) support|unsupported|deprecated|not (allowed|permitted)|only the default", re.I)
@@ -111,7 +111,7 @@ _NO_SCHEMA = re.compile(
     r"|structured[ _]?output|guided[ _](json|decoding)|schema produces a constraint",
     re.I,
 )
-#: A mistake in the schema, which its author has to see.
+#: A mistake in the schema, which its author must see.
 _WRONG_SCHEMA = re.compile(r"invalid (json )?schema", re.I)
 _NO_STREAM_OPTIONS = re.compile(r"stream[ _]options|include_usage", re.I)
 #: Chat templates that demand alternating roles; llama.cpp reports their errors with status 500.
@@ -139,8 +139,8 @@ class Fallback:
     Attributes:
         name: What the change omits, for the log.
         statuses: The HTTP statuses of such a rejection; None is an error in a stream.
-        rejected: Returns whether the words of the error complain about a part that the request has.
-        change: Returns the request without this part. Changing it twice is the same as once.
+        rejected: Returns whether the words of the error complain about a part that is in the request.
+        change: Returns the request without this part. Repeating the change changes nothing.
         option: The option of the client that makes the change from the first request on, or "".
     """
 
@@ -175,7 +175,7 @@ class Fallbacks:
         for each in self._table:
             if each.name not in request.changes and error.status in each.statuses and each.rejected(text, request):
                 log.info("%s, %s: request rejected; retrying once without %s", error.provider, error.model, each.name)
-                # All changes, because this one may add what an earlier one omits.
+                # All changes, because this change may add what an earlier change omits.
                 return self._changed(request, {*request.changes, each.name})
         return None
 
@@ -186,7 +186,7 @@ class Fallbacks:
         return replace(request, changes=frozenset(names))
 
     def remember(self, request: Request) -> None:
-        """Make the changes of an answered request the ones of all later requests to its model."""
+        """Make the changes of an answered request in all later requests to its model."""
         known = self._remembered.get(request.model, frozenset())
         new = request.changes - known - frozenset(self._always(request.model))
         if not new:
@@ -304,7 +304,7 @@ def _demands_reasoning(text: str) -> bool:
 
 
 def _with_reasoning(request: Request, provider: str) -> Request:
-    """Return the request with a text as reasoning of the answers that have none, such as those of another model."""
+    """Return the request with a text as reasoning of the answers without it, such as answers of another model."""
     messages = [
         message
         if message.get("role") != "assistant" or "reasoning_content" in _own_fields(message, provider)
@@ -314,7 +314,7 @@ def _with_reasoning(request: Request, provider: str) -> Request:
     return replace(request, messages=messages)
 
 
-#: Reasoning models reject these, also under a name that does not show what they are.
+#: Reasoning models reject these, and some model names do not show that the model reasons.
 _PARAMETERS = (
     Fallback("temperature", _STATUSES, _rejects_temperature, lambda request: replace(request, temperature=None)),
     Fallback("max_tokens", _STATUSES, _rejects_max_tokens, _with_max_completion_tokens),
@@ -352,7 +352,7 @@ def _call_fields(request: Request, provider: str) -> set[str]:
 
 
 def _complains(text: str, request: Request, provider: str, names: Collection[str]) -> bool:
-    """Return whether an error complains about one of these fields, by its name or without any name."""
+    """Return whether an error complains about a field of `names`, by its name or without any name."""
     if any(_is_named(name, text) for name in names):
         return not _WANTED.search(text)
     if not names or not _UNKNOWN_FIELD.search(text):

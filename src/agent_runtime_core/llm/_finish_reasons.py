@@ -41,7 +41,7 @@ _NAMES: Final = {
     "stop": "stop end_turn stop_sequence eos eos_token complete completed unspecified",
 }
 _NORMAL: Final = {name: normal for normal, names in _NAMES.items() for name in names.split()}
-#: What a server cannot express with "stop", and therefore reports in a field of its own.
+#: What a server cannot express with "stop", and therefore reports in a separate field.
 _NATIVE: Final = frozenset({MALFORMED, REFUSAL, FILTERED, LENGTH, FAILED})
 _WORD_START: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BETWEEN: Final = re.compile(r"[^a-z0-9_\- ]+")

@@ -76,7 +76,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
-    """Return the messages for `provider`: with its own fields merged in, without those of other providers.
+    """Return the messages for `provider`: with the provider's own fields merged in, without fields of other providers.
 
     An assistant message without text and tool calls is left out, because many servers reject it, and so is a system
     message without content. An image in the result of a tool is sent in a message of the user after it.
@@ -85,7 +85,7 @@ def outgoing(messages: Iterable[Mapping[str, Any]], provider: str) -> list[dict[
 
 
 def is_empty(message: Mapping[str, Any]) -> bool:
-    """Return whether a message of the model or a prompt has nothing to send."""
+    """Return whether a message of the model or a prompt contains nothing to send."""
     if message.get("role") in ("system", "developer"):
         return not message.get("content")
     if message.get("role") != "assistant":
@@ -114,7 +114,7 @@ def _says_something(part: Any) -> bool:
 def _outgoing(message: Mapping[str, Any], provider: str) -> dict[str, Any]:
     own: dict[str, Any] = dict((message.get("provider_fields") or {}).get(provider) or {})
     call_fields: dict[Any, dict[str, Any]] = own.pop("tool_calls", None) or {}
-    # A dump of another library's message has a null for each field that is not set.
+    # A dump of another library's message contains a null for each field that is not set.
     sent = {
         key: value
         for key, value in (own | dict(message)).items()
@@ -353,7 +353,7 @@ def without_repeats(calls: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
 
 
 def _ordered(arguments: Any) -> str:
-    """Return arguments as JSON whose text is the same for equal ones; as they are if they are not JSON."""
+    """Return arguments as JSON, with the same text for equal arguments; unchanged if they are not JSON."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
         return json.dumps(value, sort_keys=True, default=str)

@@ -27,7 +27,7 @@ class _Call:
         self.arguments = ""
         self.rest: dict[str, Any] = {}
         self._last = ""
-        #: Whether each piece of the arguments begins with the one before it.
+        #: Whether each piece of the arguments begins with the piece before it.
         self._cumulative = True
 
     def add(self, delta: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class _Call:
 
 
 class Assembly:
-    """Assembles the chunks of a stream in order; `answer()` returns the answer once the provider has finished it."""
+    """Assembles the chunks of a stream in order; `answer()` returns the answer once it is complete."""
 
     def __init__(self, provider: str, model: str, taken: set[str]) -> None:
         self._provider, self._model, self._taken = provider, model, taken
@@ -82,7 +82,7 @@ class Assembly:
 
     @property
     def finished(self) -> bool:
-        """Whether the provider has finished the answer. What follows a failure may describe it."""
+        """Whether the answer is complete. What follows a failure may describe it."""
         return bool(self.finish_reason) and reason_of(self.finish_reason, self.native_reason) != FAILED
 
     def add_usage(self, reported: Any) -> None:
@@ -117,7 +117,7 @@ class Assembly:
         self.has_usage = self.has_usage or (bool(self.finish_reason) and self._usage is not known)
         self.grew = self.grew or bool(added)
         added = self._half + added
-        # The first half of a surrogate pair waits for the second one.
+        # The first half of a surrogate pair waits for the second half.
         self._half = added[-1:] if "\ud800" <= added[-1:] <= "\udbff" else ""
         text: str = joined(added.removesuffix(self._half))
         self._text.append(text)
@@ -181,7 +181,7 @@ class Assembly:
         return cost_of(self._usage)
 
     def answer(self) -> Completion | None:
-        """Return the answer, or None if the provider has not finished it."""
+        """Return the answer, or None if it is not complete."""
         if not self.finish_reason:
             return None
         reason = reason_of(self.finish_reason, self.native_reason)
@@ -226,7 +226,7 @@ def completion_of(
 
 
 def _starts_next_call(current: _Call, index: Any, call_id: Any, function: Mapping[str, Any]) -> bool:
-    # Servers repeat an id, send a new one with each delta, or send one index or none for all calls. So only a name
+    # Servers repeat an id, send a new id with each delta, or send one index or none for all calls. So only a name
     # starts a call: with a different id, after complete arguments, or if there is no index and the name differs.
     name = function.get("name")
     if not name or not current.name or (call_id and call_id == current.id):

@@ -19,7 +19,7 @@ def usage_of(reported: Mapping[str, Any] | None, *, answered: bool = False) -> d
 
     Args:
         reported: The usage in the answer.
-        answered: Whether the answer has text or tool calls, so that 0 output tokens mean an unknown number.
+        answered: Whether the answer contains text or tool calls, so that 0 output tokens mean an unknown number.
     """
     if not isinstance(reported, Mapping):
         return {}
@@ -80,7 +80,7 @@ def further_counts(by_age: Any, tools: Any) -> dict[str, int]:
 
 
 def reports_no_tokens(reported: Any) -> bool:
-    """Return whether a usage says that the answer has no tokens, which is more than that it says nothing."""
+    """Return whether a usage states that the answer contains no tokens. A usage without numbers states nothing."""
     if not isinstance(reported, Mapping):
         return False
     written = most(reported.get("completion_tokens"), reported.get("output_tokens"))
@@ -93,7 +93,7 @@ def known_counts(
     prompt: int | None, completion: int | None, total: int | None, read: int | None, written: int | None,
     reasoning: int | None,
 ) -> dict[str, int]:  # fmt: skip
-    """Return the counts that are not None; `total` is that of a server that does not report both of its parts."""
+    """Return the counts that are not None. If the server does not report both parts of `total`, its total is used."""
     counts = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -108,7 +108,7 @@ def known_counts(
 def _split(
     prompt: int | None, completion: int | None, total: int | None, cached: tuple[int, int], reasoning: int
 ) -> tuple[int | None, int | None]:
-    """Return prompt and completion tokens, with those that only another field has."""
+    """Return prompt and completion tokens, with counts that only another field contains."""
     if total and prompt is None:
         prompt = max(total - completion, 0) if completion else 0
     if total and completion is None:
@@ -164,7 +164,7 @@ def most(*counts: Any) -> int | None:
 
 
 def count_of(value: Any) -> int | None:
-    """Return a count that a server reported, as a number or as text; None if it is not one."""
+    """Return a count that a server reported, as a number or as text; None for anything else."""
     if isinstance(value, str):
         return int(value) if value.isdecimal() and len(value) <= _MOST_DIGITS else None
     return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else None

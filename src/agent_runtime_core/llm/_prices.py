@@ -1,4 +1,4 @@
-"""The cost of an answer, and the recorded and traced form of a model call, which has that cost."""
+"""The cost of an answer, and the recorded and traced form of a model call, which contains that cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Price: TypeAlias = Mapping[str, float]
 
 #: A cache write for an hour, as a multiple of `input`, if it has no price. Only Anthropic reports such writes.
 _HOUR_WRITE: Final = 2.0
-#: USD for 1,000 searches on the provider's side, if they have no price: that of Anthropic.
+#: USD for 1,000 searches on the provider's side, if they have no price: the price of Anthropic.
 _SEARCHES: Final = 10.0
 
 # Only these suffixes name the same model: gpt-4o-mini is not gpt-4o, nor is claude-sonnet-4-5 claude-sonnet-4.
@@ -39,7 +39,7 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
     """Return the price of a model, or None.
 
     The name is looked up first as it is, then without a date; then the same without the provider before a slash, and
-    without what Bedrock puts before it: `us.anthropic.claude-x-v1:0` has the price of `claude-x`.
+    without what Bedrock puts before it: for `us.anthropic.claude-x-v1:0` the price of `claude-x` is used.
     """
     version = _VERSION
     while True:
@@ -61,7 +61,7 @@ def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
 def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) -> float | None:
     """Return the cost of a usage in USD, with ten digits after the point.
 
-    None if the model has no price (logged once) or the usage is unknown.
+    None if there is no price for the model (logged once) or the usage is unknown.
     """
     price = price_of(model, prices)
     if price is None:
@@ -98,7 +98,7 @@ def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) 
 
 
 def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
-    """Raise UnknownPrice if a limit in USD is the only bound and the model has no price."""
+    """Raise UnknownPrice if a limit in USD is the only bound and there is no price for the model."""
     if limits.max_cost_usd is None or limits.max_tokens is not None or price_of(model, prices) is not None:
         return
     raise UnknownPrice(
@@ -159,7 +159,7 @@ async def traced(
     ctx: Any, client: Any, messages: list[Any], model: str | None, options: Mapping[str, Any],
     request: Awaitable[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Await the recorded form of an answer, and trace the call, also if it fails."""
+    """Await the recorded form of an answer, and trace the call. A failed call is traced too."""
     started, answer, failure, kind = ctx.clock.wall(), dict[str, Any](), None, None
     try:
         answer = await request

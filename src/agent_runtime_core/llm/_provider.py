@@ -81,7 +81,7 @@ class Partial(Protocol):
     """What is known of a streamed answer so far."""
 
     def answer(self) -> Completion | None:
-        """Return the answer, or None if the provider has not finished it."""
+        """Return the answer, or None if it is not complete."""
 
     def usage(self) -> dict[str, int]:
         """Return the usage that was reported so far."""
@@ -133,7 +133,7 @@ class ProviderAdapter(ABC):
         """Yield the answer as chunks, from an async generator.
 
         A chunk without text shows that the provider is still active. If the provider does not finish the answer, the
-        generator ends without a chunk that has an `answer`. Closing the generator closes the connection.
+        generator ends without a chunk that contains an `answer`. Closing the generator closes the connection.
         """
 
     @abstractmethod

@@ -29,7 +29,7 @@ _NAMES = (
     "message", "error_message", "errormessage", "msg", "status_msg", "faultstring", "detail", "details",
     "error_description", "description", "reason", "error", "errors", "fault", "base_resp", "raw", "metadata", "title",
 )  # fmt: skip
-#: Fields with the words of an error in a successful answer that has no field `error`.
+#: Fields with the words of an error in a successful answer without the field `error`.
 ERROR_FIELDS = (
     "message", "Message", "detail", "errors", "msg", "error_msg", "errmsg", "error_message", "errorMessage", "fault",
     "title",
@@ -236,9 +236,9 @@ def translated(
 
 
 def _words_in(error: Exception) -> str:
-    """Return the words of the server; those of the SDK if the server sent none."""
+    """Return the words of the server, or the words of the SDK if the server sent none."""
     cause: BaseException | None = error
-    # litellm's error has the SDK's error, with the answer, as its cause.
+    # The cause of litellm's error is the SDK's error with the answer.
     for _ in range(_CAUSES):
         if cause is None:
             break
@@ -307,7 +307,7 @@ def require_answer(
         message: The message of the answer.
         reason: Why it ended, normalized.
         word: The word of the provider for it.
-        no_tokens: Whether the provider reported that the answer has no tokens.
+        no_tokens: Whether the provider reported that the answer contains no tokens.
         provider: The name of the provider.
         model: The model that answered.
     """

@@ -46,7 +46,7 @@ class CircuitPermit:
     def failed(self, error: BaseException) -> None:
         """Record an error. A retriable ProviderError counts as a failure; other errors of a provider are answers.
 
-        RequestRefused is an answer too: the provider works, also if the model wrote something unreadable.
+        RequestRefused is an answer too: the provider works, even if the model wrote something unreadable.
         """
         error = deciding_error(error)
         if isinstance(error, ProviderError) and not isinstance(error, NotConfigured):
@@ -159,7 +159,7 @@ class Retries:
         max_attempts: Requests for one answer, including the first.
         base: Seconds, the scale of the delays.
         cap: The longest random delay, in seconds.
-        retry_after_cap: If the provider asks to wait more seconds than this, its error is raised at once.
+        retry_after_cap: If the provider asks to wait more seconds than this, its error is raised immediately.
         tries: The older name of `max_attempts`, which it replaces if it is not None.
 
     Raises:
@@ -198,7 +198,7 @@ class Retries:
 
 @dataclass
 class RetryBudget:
-    """How many retries a run has left, for all of its model calls."""
+    """How many retries are left in a run, for all of its model calls."""
 
     left: int
 
@@ -234,7 +234,7 @@ class RetryState:
 
     @property
     def left(self) -> float:
-        """Seconds until `timeouts.total` has passed."""
+        """Seconds until `timeouts.total` ends."""
         return self._deadline - self._clock.monotonic()
 
     async def wait(self, error: ProviderError) -> None:

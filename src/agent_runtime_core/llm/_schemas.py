@@ -1,11 +1,11 @@
 """JSON schemas in the forms that providers accept: pure functions that leave their argument unchanged.
 
-Providers reject a request if a schema in it has keywords that they do not know. Such keywords are left out here, and
-their meaning is added to the description, so that the model still knows it. The caller of the model checks arguments
-and answers against the full schema.
+Providers reject a request if a schema in it contains keywords that they do not know. Such keywords are left out here,
+and their meaning is added to the description, so that the model still knows it. The caller of the model checks
+arguments and answers against the full schema.
 
-Tools and types of answers have schemas without regard to a provider. Only `tools/structured_output.py` puts a value
-that is not an object into one, because it has to take the value out again.
+The schemas of tools and of types of answers do not depend on a provider. Only `tools/structured_output.py` puts a value
+that is not an object into an object, because it takes the value out again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DEEPEST = 40
 
 
 def dialect_of(base_url: str) -> Dialect:
-    """Return the dialect of a server that has OpenAI's API."""
+    """Return the dialect of a server with OpenAI's API."""
     host = urlsplit(base_url).hostname or ""
     return "gemini" if host == "googleapis.com" or host.endswith(".googleapis.com") else "openai"
 
@@ -68,8 +68,8 @@ def tool_parameters(schema: Schema | None, dialect: Dialect) -> dict[str, Any]:
 def output_schema(schema: Schema, dialect: Dialect) -> dict[str, Any] | None:
     """Return the schema of an answer as the provider accepts it; None if the provider has no equivalent.
 
-    Anthropic has none for an object with names that the schema does not list (`dict[str, int]`), for a value of any
-    type, and for a schema that refers to itself. The prompt must have such a schema.
+    Anthropic has no equivalent for an object with names that the schema does not list (`dict[str, int]`), for a value
+    of any type, and for a schema that refers to itself. Then the prompt must contain the schema.
     """
     schema = _changed(schema, _modern)
     if dialect == "anthropic":
@@ -130,7 +130,7 @@ def with_renamed_properties(schema: Schema, names: Mapping[str, str]) -> dict[st
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy of the schema in which every schema, the inner ones first, was replaced by `change` of it."""
+    """Return a copy of the schema in which `change` replaced every schema, inner schemas first."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
         return [_changed(each, change) for each in schema]
     if not isinstance(schema, Mapping):
@@ -204,7 +204,7 @@ def _as_object(schema: Schema, top: Schema, within: tuple[str, ...] = ()) -> dic
 def _unwrapped(
     schema: Schema, root: Schema, within: tuple[str, ...], *, inline: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the schema with its only `allOf` merged, and its `$ref` if it has other keywords too or if `inline`.
+    """Return the schema with its only `allOf` merged, and its `$ref` if there are other keywords or if `inline`.
 
     Args:
         schema: The schema.
@@ -318,7 +318,7 @@ class _AnthropicOutput:
     def _array(self, left: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
         items = left.pop("items", None)
         if first := left.get("prefixItems"):
-            # Items after the first ones, unless there can be none.
+            # Items after the first items, unless there can be none.
             rest = [items] if isinstance(items, Mapping) and items and left.get("maxItems") != len(first) else []
             kept: dict[str, Any] = {"items": _any_of([self.convert(each, within) for each in [*first, *rest]])}
         else:
@@ -380,7 +380,7 @@ class _GeminiSchema:
         return _described(kept, left)
 
     def _alternatives(self, left: dict[str, Any], within: tuple[str, ...], depth: int) -> dict[str, Any]:
-        """Return the alternatives of a schema, with null as `nullable`, because Gemini has no type "null"."""
+        """Return the alternatives of a schema, with null as `nullable`, because Gemini lacks the type "null"."""
         kinds = _kinds(left)
         given = left.pop("anyOf", None) or left.pop("oneOf", None) or ()
         options = [dict(each) for each in given if isinstance(each, Mapping)]

@@ -24,7 +24,7 @@ _LONGEST_END: Final = 64
 class StreamBody:
     """Watches the bytes that an SDK reads for a stream.
 
-    It replaces the method `aiter_bytes` of this one response. If the SDK reads in another way, nothing is seen.
+    It replaces the method `aiter_bytes` of this single response. If the SDK reads in another way, nothing is seen.
 
     Args:
         stream: The stream of the SDK, before it is read.
@@ -51,7 +51,7 @@ class StreamBody:
     def whole(self) -> dict[str, Any]:
         """Return the answer of a server that does not stream, after the stream was read to its end.
 
-        It is {} for a real stream. The content type says little: servers send both kinds with that of the other.
+        It is {} for a real stream. The content type does not help: servers send both kinds with either content type.
         """
         try:
             found = json.loads(b"".join(self._whole or ()))
@@ -99,12 +99,12 @@ async def read_rest(
     """Read what follows a finished answer: its usage, and the end of the response.
 
     The answer counts, so no error and no missing end is raised. A response that stays open is read for `USAGE_WAIT`
-    seconds, or until it has the usage. A response that is read to its end leaves a connection that can be reused.
+    seconds, or until the usage arrives. A response that is read to its end leaves a connection that can be reused.
 
     Args:
         events: The remaining events of the stream.
         take: Takes an event, and returns whether the answer continues with it.
-        has_usage: Returns whether the usage of the finished answer has arrived.
+        has_usage: Returns whether the usage of the finished answer is there.
         clock: Measures `USAGE_WAIT`.
 
     Returns:

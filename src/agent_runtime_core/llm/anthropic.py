@@ -55,7 +55,7 @@ _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
 
 
 class AnthropicWire(ProviderAdapter):
-    """Sends requests with the anthropic package; `sampling` and the options are those of AnthropicClient."""
+    """Sends requests with the anthropic package; `sampling` and the options come from AnthropicClient."""
 
     provider: str = PROVIDER
 
@@ -147,7 +147,7 @@ class AnthropicWire(ProviderAdapter):
         return assembly.add(event)
 
     def _raise_reported(self, answer: Mapping[str, Any], model: str) -> None:
-        """Raise the error in an answer with status 200, also that of a proxy, which has its own fields."""
+        """Raise the error in an answer with status 200. Finds the error of a proxy in its own fields too."""
         of_proxy = answer.get("type") != "message_start" and "content" not in answer
         if answer.get("error") or (of_proxy and any(answer.get(name) for name in ERROR_FIELDS)):
             raise error_of(answer, None, model, key=self._key, headers={})
@@ -229,8 +229,8 @@ class AnthropicClient(ChatClient):
         response = await client.generate([{"role": "user", "content": "Hello!"}])
 
     Args:
-        api_key: The API key; by default the configured one, else ANTHROPIC_API_KEY. A server on this machine needs
-            none.
+        api_key: The API key; by default the configured key, else ANTHROPIC_API_KEY. A server on this machine needs no
+            key.
         default_model: The model of requests that name none; by default `claude-sonnet-5-5`.
         base_url: The server; by default ANTHROPIC_BASE_URL, else Anthropic's own.
         sampling: Whether to send temperature, top_p and top_k, with the last version of the API that accepted them. By
@@ -238,12 +238,12 @@ class AnthropicClient(ChatClient):
         timeouts: Time limits in seconds.
         retries: How failed requests are retried.
         clock: Source of time, for tests.
-        breakers: Circuit breakers; by default those of the process.
+        breakers: Circuit breakers; by default the breakers of the process.
         http_client: A transport of the SDK, for tests and proxies.
         **options: Further arguments of the SDK's client.
 
-    Without `max_tokens`, an answer of Claude 3.7 or later has at most 20,000 tokens, in addition to
-    `thinking["budget_tokens"]`; one of Claude 3.5 at most 8,192, and one of any other model at most 4,096.
+    Without `max_tokens`, an answer contains at most 20,000 tokens for Claude 3.7 or later, in addition to
+    `thinking["budget_tokens"]`. It contains at most 8,192 tokens for Claude 3.5, and at most 4,096 for any other model.
 
     Raises:
         AnthropicConfigurationError: There is no API key.
@@ -294,7 +294,7 @@ def _prompt(
     instruction = schema_prompt(extra.get("response_format"))
     system, turns = conversation_of(messages, signed="claude" in model.lower(), instruction=instruction)
     given = tools_of(tools or ())
-    # The marks of the whole request have one limit; `cache_control` as an option is one of them.
+    # All marks of the request share one limit, including `cache_control` as an option.
     places = limit_cache_marks(
         given or tools_called(turns), system, turns, reserved=int(bool(extra.get("cache_control")))
     )
@@ -317,7 +317,7 @@ def _answer(whole: dict[str, Any], is_whole: bool, model: str, raw: Any) -> Comp
 
 
 class _Assembly(Assembly):
-    """Assembles a streamed answer, as far as it is known."""
+    """Assembles the known part of a streamed answer."""
 
     def __init__(self, sdk: Any, model: str) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ def error_of(
         body: The body, as JSON or text.
         status: The HTTP status; below 400 for an error in a stream or in a successful answer.
         model: The requested model.
-        fallback: The message if the body has none.
+        fallback: The message if the body contains none.
         key: The API key, which is removed from the message.
         headers: The headers of the answer.
     """

@@ -52,11 +52,11 @@ class LiteLLMClient(ChatClient):
         client = LiteLLMClient("mistral/mistral-small-latest")
 
     Args:
-        default_model: The model of requests that name none, as "provider/model"; by default the configured one.
+        default_model: The model of requests that name none, as "provider/model"; by default the configured model.
         base_url: The server, instead of the provider's own.
         send_reasoning: Whether to send a model's reasoning back, as for OpenAIClient.
         schema_in_prompt: Whether to describe `response_format` in the prompt, as for OpenAIClient.
-        **options: `timeouts`, `retries`, `clock` and `breakers` are those of ChatClient. Others are sent with every
+        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others are sent with every
             request, such as `drop_params=True` or `api_key`. Without `api_key`, litellm reads its own environment
             variables.
 

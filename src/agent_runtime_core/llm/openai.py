@@ -51,16 +51,16 @@ class OpenAIClient(ChatClient):
         response = await client.generate([{"role": "user", "content": "Hello!"}])
 
     Args:
-        api_key: The API key; by default the configured one, else OPENAI_API_KEY. A server on this machine needs none.
-        default_model: The model of requests that name none; by default the configured one.
+        api_key: The API key; by default the configured key, else OPENAI_API_KEY. A server on this machine needs none.
+        default_model: The model of requests that name none; by default the configured model.
         organization: OpenAI's organization id.
         base_url: The server; by default OPENAI_BASE_URL, else OpenAI's own.
         send_reasoning: Whether to send a model's reasoning back to the server. By default it is sent until the server
             rejects it, and not to servers that are known to reject it.
         schema_in_prompt: Whether to describe `response_format` in a system text instead of sending it. By default it
             is described after the server rejected it; False raises that error.
-        **options: `timeouts`, `retries`, `clock` and `breakers` are those of ChatClient. Others go to the SDK's client,
-            such as `http_client`, a transport for tests and proxies.
+        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others go to the SDK's client, such
+            as `http_client`, a transport for tests and proxies.
 
     Raises:
         OpenAIConfigurationError: There is no API key.
@@ -164,7 +164,7 @@ class OpenAIWire(ProviderAdapter):
     ) -> int:
         if not self._own:
             raise NotSupported(
-                "count_tokens() supports only OpenAI's own models, not those of another base_url. "
+                "count_tokens() supports only OpenAI's own models, not the models of another base_url. "
                 "Use the usage of answers"
             )
         return await asyncio.to_thread(_count_tokens, outgoing(messages, self.provider), tools, model)
@@ -189,7 +189,7 @@ class OpenAIWire(ProviderAdapter):
 def chat_arguments(
     request: Request, provider: str, endpoint: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments of a chat completion; `limit` is the name of the one for the length of the answer."""
+    """Return the arguments of a chat completion; `limit` is the name of the argument for the length of the answer."""
     extra = dict(request.extra)
     if extra.get("tool_choice") in [tool.get("function", {}).get("name") for tool in request.tools or ()]:
         extra["tool_choice"] = {"type": "function", "function": {"name": extra["tool_choice"]}}
@@ -251,7 +251,7 @@ async def stream_chunks(
     try:
         events = aiter(stream)
         while (event := await anext(events, None)) is not None:
-            # Also without text: a model that only reasons or calls tools has not stalled.
+            # Text is not needed: a model that only reasons or calls tools has not stalled.
             yield Chunk(add(event), partial=assembly)
             # Some servers send a finish reason with each chunk.
             while assembly.finished and await read_rest(events, grows, lambda: assembly.has_usage, request.clock):
@@ -321,7 +321,7 @@ def _choice_in(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def raise_reported(response: Mapping[str, Any], provider: str, model: str) -> None:
-    """Raise the error that an answer or a chunk with status 200 has instead of choices or in one of them."""
+    """Raise the error that an answer or a chunk with status 200 contains instead of choices or in a choice."""
     if error := response.get("error") or _choice_in(response).get("error"):
         raise embedded_error(error, provider, model)
     has_words = "choices" not in response and any(response.get(name) for name in ERROR_FIELDS)

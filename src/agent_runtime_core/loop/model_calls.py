@@ -24,8 +24,8 @@ from .session import INTERRUPTED, Cancelled, LoopSession
 from .state import TurnState
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are published as one event
-MOST_OF_DELTA = 32_768  # characters of one delta, unless the client's chunk has more: readers wait for whole events
-CHARS_A_TOKEN = 3  # fewer than any model has on average, so that estimates are too large rather than too small
+MOST_OF_DELTA = 32_768  # characters of one delta, unless the client's chunk is longer: readers wait for whole events
+CHARS_A_TOKEN = 3  # fewer than for any model on average, so that estimates are too large rather than too small
 
 
 class ModelCalls:
@@ -112,7 +112,7 @@ class ModelCalls:
         return response
 
     async def _call_now(self, key: str, estimate: int) -> Any:
-        """Call the model, because the journal has no answer."""
+        """Call the model, because the journal contains no answer."""
         session = self.session
         # What calls for this step are estimated to have used that earlier executions started and did not finish.
         in_doubt = session.steps.in_doubt("model", key)
@@ -304,9 +304,9 @@ async def streamed(
     client: LLMClient, messages: list[Any], options: Mapping[str, Any], publish: Callable[[str], Awaitable[None]],
     clock: Clock, received: StreamBuffer | None = None,
 ) -> LLMResponse:  # fmt: skip
-    """Stream an answer, publish its text, and return it; a client without a stream answers at once.
+    """Stream an answer, publish its text, and return it; a client without a stream answers with the whole text.
 
-    `received` has what was streamed so far, also if this is cancelled.
+    `received` contains what was streamed so far, even if this is cancelled.
     """
     stream: Any = getattr(client, "stream", None)
     if stream is not None:
@@ -412,7 +412,7 @@ def _ranges(indexes: Sequence[int]) -> list[list[int]]:
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     """Return the message with a unique id for every tool call, because results refer to it.
 
-    A call that a server has sent twice is one call.
+    A call that a server sends twice counts as one call.
     """
     calls = message.get("tool_calls")
     if not calls:
@@ -433,10 +433,10 @@ _EXCHANGE: Final = frozenset({_CALL, _RESULT})
 
 
 def with_whole_exchanges(trimmed: Sequence[Any], whole: Sequence[Any]) -> list[Any]:
-    """Return trimmed messages in which each tool call has its result, and each result its call.
+    """Return trimmed messages that keep each tool call with its result, and each result with its call.
 
-    Providers reject other messages. A call without its result is removed together with its other results, and so is a
-    result without its call. The results that the model has not seen yet stay: without them, it would call again.
+    Providers reject other messages. A call without its result is removed together with its other results. A result
+    without its call is removed too. Results that the model has not seen yet stay: without them, it would call again.
 
     Args:
         trimmed: What a trim hook returned.
@@ -534,7 +534,7 @@ def _unseen(messages: Sequence[Any]) -> list[Any]:
 
 
 def _parts(trimmed: Sequence[Any], unseen: Sequence[Any], whole: Sequence[Any]) -> list[int]:
-    """Return the positions of the messages of `unseen`, or of those by which a hook has replaced them."""
+    """Return the positions of the messages of `unseen`, or of the messages by which a hook replaced them."""
     calls = _ids(unseen[0])[0] if unseen else frozenset[Any]()
     found: list[int] = []
     for at in range(len(trimmed) - 1, -1, -1):
@@ -549,7 +549,7 @@ def _parts(trimmed: Sequence[Any], unseen: Sequence[Any], whole: Sequence[Any]) 
 
 
 def _ids(message: Any) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Return the ids of the calls that a message requests, and of those whose results it has."""
+    """Return the ids of the calls that a message requests, and the ids of the calls whose results it contains."""
     if not isinstance(message, Mapping):
         return frozenset(), frozenset()
     content = message.get("content")

@@ -56,11 +56,11 @@ SETTINGS: Final[dict[str, ModelSetting]] = {
     "tool_choice": ModelSetting(_CHOICE, personality=False),
     "parallel_tool_calls": ModelSetting(TRUTH, personality=False),
     "user": ModelSetting(TEXT, personality=False),
-    # Agents often have an attribute `metadata` of their own, so theirs is not sent.
+    # Many agents define an attribute `metadata`, so it is not sent.
     "metadata": ModelSetting(_TEXTS_BY_NAME, agent=False, personality=False),
 }
 OF_AGENTS: Final = tuple(name for name, each in SETTINGS.items() if each.agent)
-#: The sampling options of a personality, by name. Its model is a key of its own.
+#: The sampling options of a personality, by name. Its model is a separate key.
 OF_PERSONALITIES: Final = {name: each.type for name, each in SETTINGS.items() if each.personality and name != "model"}
 
 #: Names that other libraries and providers use for a setting of ours.
@@ -178,7 +178,7 @@ def settings_of_agent(agent: Any, called: str) -> dict[str, Any]:
 
 
 def settings_of_run(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the params of a run; None as a value removes the one of the agent.
+    """Return the settings in the params of a run; None as a value removes the agent's setting.
 
     Raises:
         InvalidArgument: They are not a dict, or a value does not fit.

@@ -32,8 +32,8 @@ class PreparedCall(NamedTuple):
     """What is known about a call before its tool runs.
 
     Attributes:
-        arguments: Those with which the tool runs; None if they cannot be read.
-        changed: The arguments after a hook as JSON, if they may not be those of the call.
+        arguments: The arguments with which the tool runs; None if they cannot be read.
+        changed: The arguments after a hook as JSON, if they may differ from the arguments of the call.
         is_valid: Whether they match the parameters of the tool. Only known for another agent, and with a hook or a
             confirmation.
         rejection: Why a person rejected the call, or None.
@@ -114,7 +114,7 @@ class CallPreparation:
         self._tasks: dict[int, asyncio.Task[PreparedCall]] = {}  # by the index of the call in the answer
 
     def asking(self, turn: str, calls: Sequence[IndexedCall]) -> list[IndexedCall]:
-        """Return those of the calls of a new answer that a person may have to approve."""
+        """Return the calls of a new answer that a person may need to approve."""
         steps = self.session.steps
         return [
             each
@@ -170,7 +170,7 @@ class CallPreparation:
         """Return the arguments after the hook before a tool, which is called once, between steps: it may wait."""
         hook, steps = self.session.hooks.before_tool, self.session.steps
         recorded = steps.recorded("hook", f"{key}:before")
-        if recorded is not UNRECORDED:  # also if the code has no hook any more: a person may have approved this
+        if recorded is not UNRECORDED:  # even if the code uses no hook any more: a person may have approved this
             return cast("dict[str, Any]", recorded)
         if hook is None:
             return arguments
@@ -217,16 +217,16 @@ class CallPreparation:
         return answer
 
     def _edit(self, index: int, call: ToolCallDict, decision: Decision, shown: dict[str, Any] | None) -> bool:
-        """Replace the arguments of a call by the arguments that a person approved, also for the model.
+        """Replace the arguments of a call by the arguments that a person approved, in the call that the model sees too.
 
         Args:
             index: The index of the call in the answer of the model.
             call: The call.
-            decision: What the person has decided.
+            decision: The decision of the person.
             shown: The arguments in the question.
 
         Returns:
-            Whether the person has changed them.
+            Whether the person changed them.
         """
         edited = decision.arguments
         if edited is None:

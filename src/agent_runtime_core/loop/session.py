@@ -30,7 +30,7 @@ INTERRUPTED = "interrupted"
 def was_interrupted(answer: Mapping[str, Any]) -> bool:
     """Return whether this answer is what was streamed of a call that a message interrupted.
 
-    Some providers may use the same finish_reason for an answer of their own.
+    Some providers may use the same finish_reason for their own answers.
     """
     metadata = answer["message"].get("metadata")
     return answer["finish_reason"] == INTERRUPTED and isinstance(metadata, Mapping) and metadata.get("partial") is True
@@ -44,11 +44,11 @@ def joins_history(answer: Mapping[str, Any]) -> bool:
 class ReceivedMessages:
     """Takes the messages for a loop, before its model calls.
 
-    The record of a model call names the messages that were taken for it, and has their text. So they are in the history
-    once: after a crash before that record they are taken again, and after it they come from the record.
+    The record of a model call names the messages that were taken for it, and contains their text. So they are in the
+    history once: after a crash before that record they are taken again, and after it they come from the record.
 
     Args:
-        ctx: The context of the run. A context without an `inbox` has no messages.
+        ctx: The context of the run. A context without an `inbox` receives no messages.
         steps: The recorded calls of the loop.
         budget: The budget of the loop.
         messages: Its conversation.
@@ -81,7 +81,7 @@ class ReceivedMessages:
             self._messages += self.current
 
     def replay(self, recorded: Mapping[str, Any]) -> None:
-        """Add the messages that the record of a model call has."""
+        """Add the messages that the record of a model call contains."""
         self._stored = ()
         self.current = (recorded.get("asked") or {}).get("received") or []
         self._messages += self.current
@@ -94,10 +94,10 @@ class ReceivedMessages:
             self._stored, self.current = (), []
 
     async def has_more(self, key: str) -> bool:
-        """Return whether messages have arrived for another model call, the step `key`, after the model has answered.
+        """Return whether messages arrived for another model call, the step `key`, after the answer of the model.
 
-        A resumed run does what it did before: if its journal has later records, the loop ended here, or it has the
-        record of that call.
+        A resumed run does what it did before: if there are later records in its journal, the loop ended here, or the
+        record of that call is there.
         """
         if self._steps.has_ended("model", key):
             return True
@@ -106,7 +106,7 @@ class ReceivedMessages:
         with contextlib.suppress(LimitExceeded):
             self._budget.before_turn()
             return bool(await self._inbox.has_new())
-        return False  # the run has its answer: it must not fail because another call would exceed a limit
+        return False  # the answer of the run exists: the run must not fail because another call would exceed a limit
 
     async def unless_interrupted(self, work: Awaitable[T]) -> T | None:
         """Return the result of a model call, or None if a message interrupted it.
@@ -132,7 +132,7 @@ class ReceivedMessages:
                     if watch is not None:
                         watch.cancel()
         except Exception:
-            if call.expired():  # some clients raise an error of their own when they are cancelled
+            if call.expired():  # some clients raise a separate error when they are cancelled
                 return None
             raise
 
@@ -142,7 +142,7 @@ class ReceivedMessages:
             await self._inbox.interrupted()
         except AgentRuntimeError as error:  # the loop takes the message after the call
             log.warning(
-                "run %s: waiting for messages that interrupt a model call failed: %s. The model gets them after it",
+                "run %s: a message could not interrupt the model call (%s). The model receives it after the call",
                 self._run,
                 error,
             )
@@ -173,12 +173,12 @@ class LoopSession:
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
         self.traced: bool = bool(getattr(ctx, "traced", False))  # whether calls are traced
         self.steps: RecordedCalls = RecordedCalls(ctx)
-        #: Distinguishes the steps of this loop from those of other loops in the run.
+        #: Distinguishes the steps of this loop from the steps of other loops in the run.
         self._initial_count: int = len(messages)
         self.name: str = self.steps.loop_name(lambda: self._digest)
         #: The messages that are sent to the run while the loop runs.
         self.received: ReceivedMessages = ReceivedMessages(ctx, self.steps, self.budget, messages)
-        #: Whether the last answer was copied from the run that this one was forked from, which paid for it.
+        #: Whether the last answer was copied from the run that was forked, which paid for it.
         self.copied: bool = False
         control = getattr(ctx, "control", None)
         self._control: RunControl | None = control if isinstance(control, RunControl) else None
@@ -212,7 +212,7 @@ class LoopSession:
             self.hooks.on_state(state)
 
     def check(self, what: str) -> None:
-        """Raise if the token or the run was cancelled, or a time limit has passed; `what` is the next call."""
+        """Raise if the token or the run was cancelled, or if a time limit is exceeded; `what` is the next call."""
         if self.cancellation is not None and self.cancellation.cancelled:
             raise Cancelled
         if self.ctx.cancelled():
@@ -247,7 +247,7 @@ class LoopSession:
     end_turn = stop_timer
 
     def add_work_time(self, seconds: float) -> None:
-        """Add seconds of work, which may be those of an earlier execution."""
+        """Add seconds of work, which may come from an earlier execution."""
         if self.budget.timed:
             self._turn_seconds += seconds
             self.budget.add_seconds(seconds)
@@ -296,7 +296,7 @@ class LoopSession:
                 timer.cancel()
 
     def _paused(self) -> float:
-        """Return for how many seconds the run only waited, also inside a tool."""
+        """Return for how many seconds the run only waited, including waits inside a tool."""
         return 0.0 if self._control is None else self._control.paused_for(self.clock.monotonic())
 
     def _now(self) -> float:
@@ -307,7 +307,7 @@ class LoopSession:
         return now - (control.paused_seconds if control.paused_at is None else control.paused_for(now))
 
     def _times(self) -> tuple[float, float]:
-        """Return the seconds of the present period of work, and those of this turn."""
+        """Return the seconds of the present period of work, and the seconds of this turn."""
         elapsed = self._now() - self._work_started
         return elapsed, self._turn_seconds + elapsed
 

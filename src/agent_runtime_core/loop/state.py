@@ -21,10 +21,10 @@ class TurnState(str, Enum):  # noqa: UP042 (like the other public enums)
         STREAMING: A model call is active.
         TOOL_EXECUTION: Tool calls are active.
         WAITING: The loop waits for an approval.
-        YIELDING: The loop has ended with an answer.
-        HANDED_OFF: The loop has ended because another agent has answered.
+        YIELDING: The loop ended with an answer.
+        HANDED_OFF: The loop ended because another agent answered.
         CANCELLED: The loop was ended by its cancellation token.
-        LIMITED: The loop has ended because a limit was reached.
+        LIMITED: The loop ended because a limit was reached.
     """
 
     STREAMING = "streaming"
@@ -37,7 +37,7 @@ class TurnState(str, Enum):  # noqa: UP042 (like the other public enums)
 
 
 class CancellationToken:
-    """Ends a loop from outside, between two calls or during one. Thread-safe.
+    """Ends a loop from outside, between two calls or during a call. Thread-safe.
 
     token = CancellationToken()
     task = asyncio.create_task(run_turn_loop(ctx, client, cancellation=token))
@@ -89,7 +89,7 @@ class LoopResult:
     """The outcome of a loop.
 
     Attributes:
-        messages: The initial messages and all new ones; each tool call has its result.
+        messages: The initial messages and all new messages; each tool call is followed by its result.
         state: The last state.
         text: The text of the last answer, or None.
         output: The typed answer, if there is an `output_type`.

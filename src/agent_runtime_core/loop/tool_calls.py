@@ -49,7 +49,7 @@ class ToolCalls:
         #: The result of the agent that took over the conversation by a handoff.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
-        #: How many calls with an in-doubt policy this loop has made, by tool and arguments.
+        #: How many calls with an in-doubt policy this loop made, by tool and arguments.
         self.guarded: Counter[str] = Counter()
         #: Errors of hooks after tools with side effects, by the index of the call. Raised after the call is recorded.
         self.hook_errors: dict[int, Exception] = {}
@@ -86,7 +86,7 @@ class ToolCalls:
             else:
                 await self._in_order(key, found, answers)
         finally:
-            # Also after an error: providers reject a history in which a call has no answer.
+            # This is needed after an error too: providers reject a history in which a call has no answer.
             for index, call in enumerate(calls):
                 if (answer := answers.get(index)) is not None:
                     message = _answer_message(call, answer)
@@ -112,7 +112,7 @@ class ToolCalls:
     async def _in_order(self, key: str, calls: list[IndexedCall], answers: dict[int, dict[str, Any]]) -> None:
         """Run calls without side effects concurrently, and those with side effects one after the other.
 
-        A handoff is the last one, whatever its position: after it, no model of this loop would get a result.
+        A handoff comes last, whatever its position: after it, no model of this loop would get a result.
         """
         session = self.session
         concurrent: list[IndexedCall] = []
@@ -174,7 +174,7 @@ class ToolCalls:
                 self.preparation.replay(index, key, call)
                 if recorded["error"] != _REJECTED:
                     self._effect(call, in_doubt_policy(tool))
-            # Concurrent calls take as long as the longest one.
+            # Concurrent calls take as long as the longest call.
             self.recorded_seconds = max(self.recorded_seconds, session.steps.duration("tool", key))
             return cast("dict[str, Any]", recorded)
         if given.rejection is not None:
@@ -303,7 +303,7 @@ class ToolCalls:
     ) -> dict[str, Any]:
         """Run a child agent with the remaining budget; its answer is the answer of the tool, hooks included.
 
-        A child that has ended returns its recorded result.
+        A child that is finished returns its recorded result.
         """
         session = self.session
         args = _args(call)
@@ -507,7 +507,7 @@ def agent_tool(
         tools.register(agent_tool(researcher, description="Researches a question."))
 
     Args:
-        agent: An agent, or the key of a registered one.
+        agent: An agent, or the key of a registered agent.
         name: The name of the tool, by default the agent's key with "_" for "-". A key with other characters than
             letters, digits, "_" and "-", or with more than 64, is shortened and gets a digest.
         description: What the agent does, for the model.

@@ -53,7 +53,7 @@ async def run_turn_loop(
     hooks: Hooks | None = None,
     **extra: Any,
 ) -> LoopResult:
-    """Call the model and run the tools that it requests, until it answers without requesting one.
+    """Call the model and run the tools that it requests, until it answers without requesting a tool.
 
         result = await run_turn_loop(ctx, client, tools, RunLimits(max_turns=5))
         print(result.text)
@@ -64,7 +64,7 @@ async def run_turn_loop(
     Args:
         ctx: The context of the run.
         client: The model client.
-        tools: The tools; by default those of the context.
+        tools: The tools; by default the tools of the context.
         limits: Limits of this loop. The limits of the runner and of the run's input apply to all loops of the run
             together.
         messages: The conversation; by default the run's input messages.
@@ -78,7 +78,7 @@ async def run_turn_loop(
         cancellation: A token that ends the loop from outside.
         hooks: Functions that the loop calls.
         **extra: Further options of the model client, such as top_p, seed, stop or reasoning_effort. A `tool_choice`
-            that forces a call applies until the model has called a tool.
+            that forces a call applies until the model calls a tool.
 
     Returns:
         The messages, the answer and the usage.
@@ -87,7 +87,7 @@ async def run_turn_loop(
         LimitExceeded: A limit was reached; its `result` is a RunResult with the output so far.
         OutputMismatch: The answer does not have the type `output_type`, or was truncated.
         AnswerRefused: The model refused to answer, or the provider blocked the answer.
-        UnknownPrice: There is a limit in USD, none in tokens, and the model has no price.
+        UnknownPrice: There is a limit in USD, none in tokens, and no price for the model.
         InvalidArgument: An argument is invalid.
     """
     if messages is None:
@@ -115,7 +115,7 @@ async def run_turn_loop(
 
 
 def require_messages(ctx: Any) -> None:
-    """Raise InvalidArgument if the run's input has no `messages`, but something under a similar name.
+    """Raise InvalidArgument if the run's input contains no `messages`, but something under a similar name.
 
     The model would get a prompt without a question. An input without any such key is accepted.
     """
@@ -146,7 +146,7 @@ class _Loop:
         self.accept_truncated: bool = accept_truncated
         self.initial_count: int = len(session.messages)  # messages at the start
         self.repairs: int = 0
-        self.turns: int = 0  # including those of the run that this one was forked from
+        self.turns: int = 0  # including the turns of the run from which this run was forked
         self.finish_reason: str = ""  # of the last answer
 
     async def run(self) -> LoopResult:
@@ -157,7 +157,7 @@ class _Loop:
                     return ended
         except LimitExceeded as limit:
             self.session.state(TurnState.LIMITED)
-            limit.result = self._partial()  # also if the limit was that of a loop inside a tool
+            limit.result = self._partial()  # even if the limit belongs to a loop inside a tool
             raise
         except Cancelled:
             return self._ended(TurnState.CANCELLED, None)
@@ -226,7 +226,7 @@ class _Loop:
         return error
 
     def _was_used(self, key: str, calls: Sequence[ToolCallDict]) -> bool:
-        """Return whether the journal continues after this answer: an earlier version of the library has used it."""
+        """Return whether the journal continues after this answer: an earlier version of the library used it."""
         steps = self.session.steps
         if steps.replayed("model", f"{self.session.name}:{self.turns}") is not UNRECORDED:
             return True

@@ -235,7 +235,7 @@ def task_list_of(plain: Any) -> tuple[TaskList, list[str]]:
 def _parts(plain: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the object and its parts, each with a unique id.
 
-    A part without an id, or with the id of an earlier part, gets a new one. It is the same each time the file is read,
+    A part without an id, or with the id of an earlier part, gets a new id. It is the same each time the file is read,
     so that a repeated migration adds no part twice.
     """
     whole = cast("dict[str, Any]", build(plain, dict[str, Any], _OLD))

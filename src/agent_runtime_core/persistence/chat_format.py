@@ -19,7 +19,8 @@ from .models import ConversationMessage, ToolCall
 RAW = "chat"
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
-#: Replaces the content in that chat message, because the message itself has it. A content of 10 MiB fits only once.
+#: Replaces the content in that chat message, because the message itself contains it. A content of 10 MiB fits only
+#: once.
 _SAME_CONTENT = {"in": "content"}
 
 
@@ -56,7 +57,7 @@ def _call_of(call: ToolCall) -> dict[str, Any]:
 
 
 def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> ConversationMessage:
-    """Return a chat message as a stored message. `chat_of` restores it, including data the model has no field for."""
+    """Return a chat message as a stored message. `chat_of` restores it, including data without a field in the model."""
     message = _message_of(chat, message_id, **fields)
     if _chat_of(message) != dict(chat):
         content = {"content": dict(_SAME_CONTENT)} if message.content else {}
@@ -82,14 +83,14 @@ def _tool_call_fields(call: Any) -> dict[str, Any] | None:
     tool_call = ToolCallDict(call)
     try:
         arguments = read_arguments(tool_call.arguments)
-        encode([[[arguments]]])  # nested as deeply as in a stored message, which has a limit
+        encode([[[arguments]]])  # nested as deeply as in a stored message, whose depth is limited
     except (BadArguments, UnserialisableResult):
         arguments = {}
     return {"id": tool_call.id, "name": tool_call.name, "arguments": arguments}
 
 
 class Pairing:
-    """Chat messages in which each tool call has a result, and each result a tool call.
+    """Chat messages in which each tool call is followed by a result, and each result belongs to a tool call.
 
     Providers reject other messages, and a stored conversation with them would be rejected forever. A missing result
     is replaced by an error text. A result without a call is dropped.

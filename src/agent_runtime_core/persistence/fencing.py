@@ -2,7 +2,7 @@
 
 The claim is found through a context variable, from any code that the run calls. Only the built-in stores use it. If the
 queue is on the same engine, a write is guarded by the claim itself. On another engine each write carries its fencing
-token, and the engine rejects it if it has seen a greater one.
+token, and the engine rejects it after a greater token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FencedWrites:
     Args:
         guard: Returns the present claim.
         queue_engine: The engine of the queue.
-        ended: Whether the attempt has ended. Code that it left running can then write no more.
+        ended: Whether the attempt ended. Code that it left running can then write no more.
     """
 
     def __init__(self, guard: Callable[[], Guard], queue_engine: Committer, ended: Callable[[], bool] = bool) -> None:
@@ -40,7 +40,7 @@ class FencedWrites:
         """Commit `ops` if the claim is still valid.
 
         Raises:
-            LeaseLost: The claim was superseded or released, or the attempt has ended.
+            LeaseLost: The claim was superseded or released, or the attempt ended.
         """
         guard = self.guard()
         await self.admit(guard)

@@ -54,8 +54,9 @@ _FILES = "files:///"
 class PersistenceConfig:
     """The configuration of the six stores.
 
-    Each kind of store has three settings: `<kind>_store` is an instance, `<kind>_store_factory` a function that
-    creates one, and `<kind>_store_class` a class, called with `<kind>_store_kwargs`. The first one that is set is used.
+    Each kind of store can be set in three ways: `<kind>_store` is an instance, `<kind>_store_factory` a function that
+    creates one, and `<kind>_store_class` a class, called with `<kind>_store_kwargs`. The first setting that is not None
+    is used.
 
     By default memory, conversations, tasks and preferences are files, and there is no knowledge or audit store.
 
@@ -131,8 +132,8 @@ class PersistenceConfig:
 
         Args:
             path_or_url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`,
-                `postgresql://host/database`, or a URL of an installed package that has document stores.
-            durability: Of a SQLite file, "full" or "normal". None means the configured one.
+                `postgresql://host/database`, or a URL of an installed package that provides document stores.
+            durability: Of a SQLite file, "full" or "normal". None means the configured durability.
             **more: Further settings.
 
         Returns:
@@ -227,7 +228,7 @@ class PersistenceManager:
             )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
-        #: Whose data the stores contain. None: the data without a tenant.
+        #: Whose data the stores contain. If None, the data without a tenant.
         self.tenant: str | None = None
         self._created: dict[str, Any] = {}
         self._of_tenants: weakref.WeakValueDictionary[str, PersistenceManager] = weakref.WeakValueDictionary()
@@ -244,7 +245,7 @@ class PersistenceManager:
                 `postgresql://host/database`.
             session_id: The session of Scope.SESSION. None starts a new session, which `close()` deletes.
             durability: Of a SQLite file: "full" survives a power loss, "normal" a crash of the process. None means the
-                configured one.
+                configured durability.
 
         Returns:
             The manager. Close it with `await manager.close()`, or use it in `async with`.
@@ -397,10 +398,11 @@ class PersistenceManager:
             tenant: The tenant.
 
         Returns:
-            Whether the conversation was moved. False: it does not exist, or the tenant has a conversation with this id.
+            Whether the conversation was moved. False if it does not exist, or if the tenant has a conversation with
+            this id.
 
         Raises:
-            NotSupported: The conversation store has no method `for_tenant`.
+            NotSupported: The conversation store lacks the method `for_tenant`.
             InvalidArgument: `tenant` is the tenant of this manager, or a name is invalid.
         """
         named = conversation_uuid(conversation_id)
@@ -448,12 +450,12 @@ class PersistenceManager:
 def conversation_uuid(name: UUID | str, tenant: str | None = None) -> UUID:
     """Return the id of the conversation that runs name in their input as `conversation_id`.
 
-    A UUID, or a string that is one, is the id. Any other string always has the same id.
+    A UUID, or a string that is a UUID, is the id. Any other string always yields the same id.
 
     Args:
         name: The name.
-        tenant: The tenant. It is only checked: the conversations of each tenant are stored apart, and those of two
-            tenants with the same name have the same id.
+        tenant: The tenant. It is only checked: the conversations of each tenant are stored apart. Conversations of two
+            tenants with the same name get the same id.
 
     Raises:
         InvalidArgument: The name is empty or no string, or the name of the tenant is not valid.
@@ -489,7 +491,7 @@ class _TenantManager(PersistenceManager):
             return None
         with self._lock:
             known, found = self._created.get(kind, (None, None))
-            if known is not store:  # the other manager was closed since, and has opened a new store
+            if known is not store:  # the other manager was closed since, and opened a new store
                 found = store_of_tenant(kind, store, cast(str, self.tenant))
                 self._created[kind] = (store, found)
             return found
@@ -548,8 +550,8 @@ def configure_persistence(**settings: Any) -> PersistenceConfig:
 def get_persistence_manager() -> PersistenceManager:
     """Return the manager of this process.
 
-    It uses the configuration of `configure_persistence`. Without one, it uses the setting `backend_url`. Without that,
-    or if the installed package that adds the scheme of the URL has no document stores, it uses files.
+    It uses the configuration of `configure_persistence`, or else the setting `backend_url`. Without both, or if the
+    installed package that adds the scheme of the URL provides no document stores, it uses files.
     """
     with _default.lock:
         if _default.manager is None:
@@ -567,7 +569,7 @@ def open_document_store(url: str, *, durability: str = "full") -> DocumentStore:
     Args:
         url: `memory://`, `sqlite:///path`, the path of a SQLite file, `redis://host`,
             `postgresql://host/database`, `files:///path` for a directory of files, or a URL of an installed package
-            that has document stores.
+            that provides document stores.
         durability: "full" or "normal": the `synchronous` setting of SQLite. Other stores ignore it.
 
     Raises:
@@ -590,7 +592,7 @@ def open_document_store(url: str, *, durability: str = "full") -> DocumentStore:
 
 
 def has_documents(url: str) -> bool:
-    """Return whether the package that adds the scheme of `url` has document stores."""
+    """Return whether the package that adds the scheme of `url` provides document stores."""
     return callable(getattr(load_scheme(url).opener, "open_documents", None))
 
 

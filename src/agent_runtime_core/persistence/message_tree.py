@@ -3,7 +3,7 @@
 1. A message without a parent follows the previous message of its branch. `branch_id` None is the main line.
 2. The first message of a branch replaces its parent if both have the same role: it is an edit, or another answer.
    It then follows the predecessor of the parent. If the roles differ, it follows the parent.
-3. A later message of a branch follows its parent, if it has one.
+3. A later message of a branch follows its parent, if it names a parent.
 
 An edit adds a branch. It never changes or removes a message, so the old path remains complete.
 """
@@ -30,7 +30,7 @@ BranchChoice: TypeAlias = UUID | EllipsisType | None
 
 
 class BrokenHistory(InvalidArgument):
-    """The parents of messages are inconsistent: one is missing, or they form a cycle."""
+    """The parents of messages are inconsistent: a parent is missing, or they form a cycle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Branch:
     Attributes:
         id: The branch id. None for the main line.
         leaf: The last message of the branch.
-        messages: How many messages the branch has. Those before it are not counted.
+        messages: How many messages the branch contains. Messages before the branch are not counted.
         follows: The message that its first message follows. None if the branch begins the conversation.
         replaces: The message that its first message replaces, if any.
         updated_at: The timestamp of the last message.
@@ -94,14 +94,14 @@ class Tree:
         return self.by_id[message_id]
 
     def replaces(self, message: ConversationMessage) -> ConversationMessage | None:
-        """Return the message that this one replaces, or None."""
+        """Return the message that this message replaces, or None."""
         if message.parent_message_id is None or message.id in self._previous:
             return None
         parent = self._parent(message)
         return parent if parent.role == message.role else None
 
     def follows(self, message: ConversationMessage) -> UUID | None:
-        """Return the id of the message before this one on its path, or None for the first message."""
+        """Return the id of the message before this message on its path, or None for the first message."""
         chain: list[UUID] = []
         while message.id not in self._follows and (parent := self.replaces(message)) is not None:
             chain.append(message.id)
@@ -116,11 +116,11 @@ class Tree:
         return predecessor
 
     def path(self, leaf: UUID) -> list[ConversationMessage]:
-        """Return the messages from the first one to the leaf."""
+        """Return the messages from the first message to the leaf."""
         return [*self.back_from(leaf)][::-1]
 
     def back_from(self, leaf: UUID) -> Iterator[ConversationMessage]:
-        """Yield the messages from the leaf back to the first one."""
+        """Yield the messages from the leaf back to the first message."""
         seen: set[UUID] = set()
         current: UUID | None = self.message(leaf).id
         while current is not None:
@@ -153,7 +153,7 @@ def _cycle(message_id: UUID) -> BrokenHistory:
 
 
 def path(messages: Iterable[ConversationMessage], leaf: UUID) -> list[ConversationMessage]:
-    """Return the messages from the first one to a leaf.
+    """Return the messages from the first message to a leaf.
 
     Raises:
         InvalidArgument: The message does not exist.
@@ -165,7 +165,7 @@ def path(messages: Iterable[ConversationMessage], leaf: UUID) -> list[Conversati
 def leaves(messages: Iterable[ConversationMessage]) -> list[UUID]:
     """Return the ids of the messages that no other message follows.
 
-    Each message is on the path to at least one of them.
+    Each message is on the path to at least one leaf.
 
     Raises:
         BrokenHistory: A parent is missing, or parents form a cycle.
@@ -204,13 +204,13 @@ def history(
 ) -> list[ConversationMessage]:  # fmt: skip
     """Return one path of messages, from the first message to a leaf.
 
-    If the active branch has no message yet, the path is that of the main line. If the main line has no message either,
+    If the active branch has no message yet, the path of the main line is used. If the main line has no message either,
     it is the path to the last message.
 
     Args:
         messages: All messages of the conversation.
         active: The active branch.
-        leaf: The last message of the path. None: the last message of the branch.
+        leaf: The last message of the path. If None, the last message of the branch.
         branch_id: The branch if there is no `leaf`. None is the main line, `...` the active branch.
 
     Raises:
@@ -238,7 +238,7 @@ def no_branch(branch_id: UUID) -> InvalidArgument:
 def replacement(
     messages: Iterable[ConversationMessage], message_id: UUID, content: Any, fields: dict[str, Any]
 ) -> ConversationMessage:
-    """Return a message that replaces another one, on a new branch.
+    """Return a message that replaces another message, on a new branch.
 
     Raises:
         InvalidArgument: The message does not exist, or the caller may not set one of `fields`.
@@ -253,7 +253,7 @@ def replacement(
 def copies(messages: Iterable[ConversationMessage]) -> list[ConversationMessage]:
     """Return copies of the messages of a path, as the main line of another conversation.
 
-    Each copy has a new id, and the old one in `metadata["forked_from"]`.
+    Each copy gets a new id, and keeps the old id in `metadata["forked_from"]`.
     """
     return [
         replace(

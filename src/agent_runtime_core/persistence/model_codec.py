@@ -95,7 +95,7 @@ def json_form(value: Any) -> Any:
 async def merge_by_rank(sources: Mapping[str, AsyncIterator[list[Document]]]) -> AsyncIterator[tuple[str, Document]]:
     """Yield the documents of several sources in order of rank. Each source is sorted by rank.
 
-    Of documents with the same rank, that of the first source comes first.
+    Of documents with the same rank, the document of the first source comes first.
     """
     pages: dict[str, list[Document]] = {name: [] for name in sources}
     open_ = set(sources)

@@ -36,7 +36,7 @@ class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
     """The state of a task.
 
     Attributes:
-        NOT_STARTED: No worker has started the task.
+        NOT_STARTED: No worker started the task.
         IN_PROGRESS: The task is being done.
         COMPLETE: The task is done.
         CANCELLED: The task will not be done.
@@ -78,7 +78,7 @@ class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
         TOOL_RESULT: A tool returned a result.
         TOOL_ERROR: A tool failed.
         AGENT_START: An agent starts.
-        AGENT_END: An agent has ended.
+        AGENT_END: An agent ended.
         AGENT_ERROR: An agent failed.
         CHECKPOINT_SAVED: A checkpoint was saved.
         CHECKPOINT_RESTORED: A checkpoint was restored.
@@ -176,7 +176,7 @@ class ConversationMessage:
     answer.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         role: "user", "assistant", "system" or "tool".
         content: The text, or a list of content parts.
         timestamp: When the message was written.
@@ -185,7 +185,7 @@ class ConversationMessage:
         model: The model that wrote the message, or None.
         usage: The tokens of the message.
         metadata: Further data of the application, as JSON.
-        parent_message_id: The message that this one follows; None for the previous message of the branch.
+        parent_message_id: The message that this message follows; None for the previous message of the branch.
         branch_id: The branch; None for the main line.
         run_id: The run that a runner appended the message for; None for a message that the application added.
         position: The position of the message in the messages of that run, from 0.
@@ -220,7 +220,7 @@ class Conversation:
     """A conversation with the messages of all its branches, in order of arrival.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         title: The title, or None.
         messages: The messages of all branches, in order of arrival.
         created_at: When it was created.
@@ -228,7 +228,7 @@ class Conversation:
         metadata: Further data of the application, as JSON.
         agent_key: The key of the agent, or None.
         summary: A summary of the messages, or None.
-        parent_conversation_id: The conversation that this one was forked from, or None.
+        parent_conversation_id: The conversation that was forked to create this conversation, or None.
         active_branch_id: The branch that is continued; None for the main line.
         name: The `conversation_id` of its first run, if that is not a UUID. `conversation_uuid(name)` is its `id`.
     """
@@ -250,11 +250,11 @@ class Conversation:
 class Task:
     """A task.
 
-    A task is ready once all its `dependencies` are complete. Of the ready tasks, those with the highest `priority`
-    come first. `claimed_by` names the worker that has claimed the task, and `claimed_until` is the end of its lease.
+    A task is ready once all its `dependencies` are complete. Ready tasks with the highest `priority` come first.
+    `claimed_by` names the worker that claimed the task, and `claimed_until` is the end of its lease.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         name: What to do.
         description: More about it.
         state: The state of the task.
@@ -271,7 +271,7 @@ class Task:
         attempts: How often the task was claimed.
         last_error: Why the last attempt failed, or None.
         conversation_id: The conversation that it belongs to, or None.
-        claimed_by: The worker that has claimed the task, or None.
+        claimed_by: The worker that claimed the task, or None.
         claimed_until: When the claim expires; None for a claim that does not expire.
 
     Examples:
@@ -306,7 +306,7 @@ class TaskList:
     """An ordered list of tasks.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         name: The name of the list.
         tasks: The tasks, in order.
         created_at: When it was created.
@@ -335,7 +335,7 @@ class Fact:
     """A fact that an agent learned. It is found by its id or its key, and is absent after `expires_at`.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         key: The key of the fact.
         value: What the agent learned, as JSON.
         fact_type: The subject of the fact.
@@ -364,7 +364,7 @@ class Summary:
     """A summary of one or several conversations.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         content: The text of the summary.
         conversation_id: The conversation, or None.
         conversation_ids: The conversations of a summary of several.
@@ -389,7 +389,7 @@ class Embedding:
     """A text and its vector. `dimensions` is the length of the vector, or 0 for any length.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         vector: The vector.
         content: The text.
         content_type: The kind of text, for `search_similar`.
@@ -416,7 +416,7 @@ class AuditEntry:
     """An event in the audit log.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         event_type: The kind of event.
         timestamp: When it happened.
         conversation_id: The conversation that it belongs to, or None.
@@ -425,9 +425,9 @@ class AuditEntry:
         action: What was done.
         details: More about it, as JSON.
         actor_type: Who did it: "agent", or another word of the application.
-        actor_id: Which one did it, or None.
+        actor_id: The id of the actor, or None.
         request_id: The request that it belongs to, or None.
-        parent_event_id: The entry that caused this one, or None.
+        parent_event_id: The entry that caused this entry, or None.
         metadata: Further data of the application, as JSON.
     """
 
@@ -451,7 +451,7 @@ class ErrorRecord:
     """An error that is open until it is resolved.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         timestamp: When the error happened.
         severity: The severity of the error.
         error_type: The name of the class of the error.
@@ -488,7 +488,7 @@ class PerformanceMetric:
     """One measured value of a metric.
 
     Attributes:
-        id: Its id; a new one by default.
+        id: Its id; a new id by default.
         name: The name of the metric.
         value: The measured value.
         unit: The unit of the value, such as "ms".
@@ -522,7 +522,7 @@ def order(task: Task) -> Order:
 
 
 def is_unclaimed(task: Task, now: float) -> bool:
-    """Return whether a task is unclaimed: it was not started, or its claim has expired."""
+    """Return whether a task is unclaimed: it was not started, or its claim is expired."""
     if task.state is TaskState.IN_PROGRESS:
         return task.claimed_by is not None and task.claimed_until is not None and moment(task.claimed_until) <= now
     return task.state is TaskState.NOT_STARTED
@@ -542,7 +542,7 @@ def find_cycle(starts: Iterable[str], dependencies: Callable[[str], Iterable[str
     """Find a cycle of dependencies that is reachable from `starts`.
 
     Returns:
-        Keys of which each depends on the next one, and the last one on the first. Empty if there is no cycle.
+        Keys of which each depends on the next key, and the last key on the first. Empty if there is no cycle.
     """
     done: set[str] = set()
     for start in starts:

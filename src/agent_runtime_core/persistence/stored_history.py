@@ -16,7 +16,7 @@ from .models import ConversationMessage
 #: Keys in the metadata of a message whose run failed. A rejected message is not sent to a model again: the provider
 #: would reject every later request of the conversation.
 UNANSWERED, REJECTED = "unanswered", "rejected"
-#: Key in the metadata of a message that stands for a later one: a tool call had no result when its run ended.
+#: Key in the metadata of a message that stands for a later message: a tool call had no result when its run ended.
 OPEN = "open"
 _PER_MESSAGE: Final = 500  # characters that stand for the other fields of a message
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
@@ -70,7 +70,7 @@ class StoredHistory:
     def __init__(self, tree: Tree, active_branch_id: UUID | None) -> None:
         self._tree = tree
         self.active_branch_id: UUID | None = active_branch_id
-        self._path = ChatPath()  # that of the last call of `path_to`
+        self._path = ChatPath()  # the path of the last call of `path_to`
         self._characters: int | None = None
 
     @classmethod

@@ -26,7 +26,7 @@ def floats(vector: Iterable[float], what: str) -> array[float]:
     """Return a vector as doubles.
 
     Raises:
-        InvalidArgument: It is empty, has only zeros, or has a component that is not a finite number.
+        InvalidArgument: It is empty, contains only zeros, or contains a component that is not a finite number.
     """
     try:
         values = array("d", vector)
@@ -252,7 +252,7 @@ class VectorIndex:
         return len(self._positions)
 
     def put(self, key: str, content_type: str, rank: float, vector: array[float]) -> None:
-        """Add a vector, or replace that of the same key."""
+        """Add a vector, or replace the vector of the same key."""
         self.drop(key)
         group = self._groups.setdefault((len(vector), content_type), VectorGroup())
         group.rows.append(unit(vector))
@@ -266,7 +266,7 @@ class VectorIndex:
             self.put(*item)
 
     def drop(self, key: str) -> None:
-        """Remove the vector of a key, if there is one."""
+        """Remove the vector of a key, if any."""
         if key in self._positions:
             group, index = self._positions.pop(key)
             if moved := group.drop(index):
@@ -276,7 +276,7 @@ class VectorIndex:
         """Return the keys of the nearest vectors, the nearest first. Of equally near vectors the oldest is first.
 
         Raises:
-            InvalidArgument: The index has vectors, but none of that length.
+            InvalidArgument: The index contains vectors, but none of that length.
         """
         groups = {name: group for name, group in self._groups.items() if group.keys}
         searched = [group for (length, _), group in groups.items() if length == len(vector)]

@@ -40,12 +40,12 @@ class PlanningAgent(AgentRuntime):
         key: The agent key.
         planner: Makes the plan; by default a RuleBasedPlanner.
         tools: The tools of plans; by default a CalculatorTool and a TodoStoreTool.
-        client: The model of llm_call steps; by default the configured one.
+        client: The model of llm_call steps; by default the configured client.
         max_steps: The most steps of a plan, None for no limit. `params["max_steps"]` can only lower it.
-        on_long_plan: What happens to a plan with more steps: "cut" executes the first ones, "fail" none.
+        on_long_plan: What happens to a plan with more steps: "cut" executes the first steps, "fail" none.
         max_retries: Attempts of each step, including the first.
-        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
-        max_concurrency: Steps that run at once.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later attempt.
+        max_concurrency: Steps that run at the same time.
 
     Examples:
         >>> from agent_runtime_core import AgentRunner

@@ -71,9 +71,9 @@ AS_THEY_ARE: Final = (
 class PlanResult:
     """The result of a plan.
 
-    `result` is that of the step that no other step needs, or a list of results if there are several such steps. Each
-    of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}; references in `tool_input` are
-    replaced by results. `usage` is that of all model and tool calls.
+    `result` is the result of the step that no other step needs, or a list of results if there are several such steps.
+    Each of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}; references in `tool_input` are
+    replaced by results. `usage` is the usage of all model and tool calls.
 
     Attributes:
         result: The result of the step that no other step needs, or a list of results if there are several such steps.
@@ -106,19 +106,19 @@ async def execute_plan(
 ) -> PlanResult:
     """Execute a plan in a run. Each step is recorded once, and starts when the steps that it needs have finished.
 
-    A tool that requires confirmation is called after a person has approved "tool:<name>"; the run may be parked until
-    then. A ToolResult without success is a failure.
+    A tool that requires confirmation is called after a person approves "tool:<name>"; the run may be parked until then.
+    A ToolResult without success is a failure.
 
     Args:
         ctx: The context of the run.
         plan: The plan.
         tools: The tools of the plan.
-        client: The model of llm_call steps; by default the configured one.
+        client: The model of llm_call steps; by default the configured client.
         max_steps: The most steps that are executed, None for no limit.
-        on_long_plan: What happens to a plan with more steps: "cut" executes the first ones, "fail" none.
-        max_concurrency: Steps that run at once.
+        on_long_plan: What happens to a plan with more steps: "cut" executes the first steps, "fail" none.
+        max_concurrency: Steps that run at the same time.
         max_retries: Attempts of each step, including the first.
-        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later attempt.
         budget: Counts the usage; by default within the limits of the run.
         around: Called as `around(step, its input, do)` for each attempt. It awaits `do()` and returns the result.
         known: Results, by step number, of steps that are executed elsewhere.
@@ -131,7 +131,7 @@ async def execute_plan(
 
     Raises:
         PlanningError: The plan is invalid. This and the next three are raised before a step starts.
-        LimitExceeded: The plan has more than `max_steps` steps, and `on_long_plan` is "fail".
+        LimitExceeded: The plan contains more than `max_steps` steps, and `on_long_plan` is "fail".
         NotConfigured: The plan needs a model, and none is configured.
         NotSupported: A tool of the plan is another agent.
         StepExecutionError: A step failed its last attempt. Steps that need it do not run, the others do.
@@ -257,7 +257,7 @@ class _Execution:
         return unapproved
 
     async def _approved_input(self, step: PlanStep) -> dict[str, Any]:
-        """Wait for the approval of a step and return the approved input, which may differ from the planned one."""
+        """Wait for the approval of a step and return the approved input, which may differ from the planned input."""
         planned_input, tool = step_input(step, self.results, self.tools), self._tool(step)
         assert tool is not None
         key, name = self._key(step), step.tool_name
@@ -398,7 +398,7 @@ def _is_worth_retrying(error: BaseException) -> bool:
         return all(map(_is_worth_retrying, leaves_of(error)))
     if isinstance(error, ProviderError):
         return error.retriable
-    # The answer is recorded, so another attempt finds the same one.
+    # The answer is recorded, so another attempt finds the same answer.
     return not isinstance(error, (*AS_THEY_ARE, OutputMismatch))
 
 

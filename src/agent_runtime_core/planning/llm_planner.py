@@ -76,9 +76,9 @@ EXAMPLES: Final[Sequence[tuple[str, Plan]]] = (
 class LLMPlanner(BasePlanner):
     """Asks a model for a plan as JSON.
 
-    An invalid answer is sent back with its exact problems. After the last one, a PlanningError has the last answer. An
-    answer that was truncated or refused is not sent back.
-    Inside a run, call `create_plan` in a step: it is not recorded itself.
+    An invalid answer is sent back with its exact problems. After the last answer, a PlanningError contains it. An
+    answer that was truncated or refused is not sent back. Inside a run, call `create_plan` in a step: it is not
+    recorded itself.
 
     Args:
         client: The model client.

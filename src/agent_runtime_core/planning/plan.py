@@ -46,7 +46,7 @@ class PlanStep:
     """One step of a plan.
 
     `tool_input` may refer to results of earlier steps, as in `{{step_1.result}}`; the step waits for them. For an
-    LLM_CALL it has a `prompt` or `messages`. `depends_on` has the numbers of further steps to wait for.
+    LLM_CALL it contains a `prompt` or `messages`. `depends_on` lists the numbers of further steps to wait for.
 
     Attributes:
         step_number: The number of the step, unique in its plan.
@@ -181,7 +181,7 @@ class Plan:
             memory: The available memory operations, likewise.
 
         Raises:
-            PlanningError: The plan is invalid; has all problems.
+            PlanningError: The plan is invalid; lists all problems.
 
         Examples:
             >>> from agent_runtime_core import PlanningError
@@ -198,7 +198,7 @@ class Plan:
         return self
 
     def problems(self, tools: Tools, memory: Tools = ()) -> list[str]:
-        """Return the problems of the plan, each with its step. The arguments are those of `validate`.
+        """Return the problems of the plan, each with its step. The arguments are the same as for `validate`.
 
         Args:
             tools: As in `validate`.
@@ -237,7 +237,7 @@ def _by_name(tools: Tools) -> dict[str, Tool | None]:
 
 
 def _input_problems(step: PlanStep) -> list[str]:
-    """Return why an input cannot be checked further: it contains itself, or has values that JSON lacks."""
+    """Return why an input cannot be checked further: it contains itself, or values that JSON lacks."""
     try:
         read_arguments(step.tool_input)
     except BadArguments as error:
@@ -330,7 +330,7 @@ class BasePlanner(ABC):
 
 
 def checked_planner(planner: BasePlanner) -> BasePlanner:
-    """Return the planner. Raise InvalidArgument if it has no `create_plan` or is a class instead of an instance."""
+    """Return the planner. Raise InvalidArgument if it lacks `create_plan` or is a class instead of an instance."""
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
         fix = f"Pass {planner.__name__}()" if isinstance(planner, type) else ""
         raise must("a planner", "be an instance with create_plan", planner, fix)
@@ -346,7 +346,7 @@ async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Pla
 
 
 def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry:
-    """Return the registry, or a new one with these tools."""
+    """Return the registry, or a new registry with these tools."""
     if isinstance(tools, ToolRegistry):
         return tools
     if not isinstance(tools, Iterable):

@@ -19,7 +19,7 @@ _CHARS_A_TOKEN = 3  # fewer than the average of any model, so that estimates are
 
 
 class RecordedClient(LLMClient):
-    """Records the calls of another client in a run. The nth call has the key `name:n`.
+    """Records the calls of another client in a run. The key of the nth call is `name:n`.
 
     Call `count_recorded` first: then `budget` includes all earlier usage and rejects calls beyond its limits. The
     method `recalled(answer)` of the other client, if any, is called for each recorded answer. With a context without
@@ -90,7 +90,7 @@ class RecordedClient(LLMClient):
         return reservation_of(prompt + answer, cost)
 
     def _prices(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the client's own prices, or the configured ones."""
+        """Return the client's own prices, or the configured prices."""
         return getattr(self.client, "model_prices", None) or get_config().model_prices
 
     def _model(self, options: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from .._core.validation import Shown, must, unknown
 from ..errors import InvalidArgument, UnserialisableResult, brief
 
 _REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
-_MOST_DIGITS: Final = 18  # of an index: more than any list has items
+_MOST_DIGITS: Final = 18  # of an index: no list is long enough for more
 _LIKE_REFERENCE: Final = re.compile(r"\{\{[^{}]*\}\}")
 
 
@@ -37,7 +37,7 @@ def references(value: Any) -> Iterator[Reference]:
 
 
 def malformed(value: Any) -> Iterator[str]:
-    """Yield texts that look like references but are not valid ones."""
+    """Yield texts that look like references but are not valid references."""
     for text in _texts(value):
         for found in _LIKE_REFERENCE.finditer(text):
             if "step" in found[0].lower() and _REFERENCE.fullmatch(found[0]) is None:
@@ -60,9 +60,9 @@ def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
         results: The results by step number.
 
     Raises:
-        InvalidArgument: A step has no result, its result has no such field, or the results are larger than MAX_BYTES
-            in all. The total is checked before a result is copied: a short text may name a large result a thousand
-            times.
+        InvalidArgument: There is no result of a step, no such field in its result, or the results are larger than
+            MAX_BYTES in all. The total is checked before a result is copied: a short text may name a large result a
+            thousand times.
 
     Examples:
         >>> from agent_runtime_core.planning import resolve

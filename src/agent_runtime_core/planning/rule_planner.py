@@ -71,7 +71,7 @@ _WORD: Final = re.compile(
     r"(?<!\s)\s*+(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9.])|[0-9]+(?:\.[0-9]+)?(?![0-9.])"
     r"|\.[0-9]+)|(?P<word>\*\*|//|[-+*/%(),]|[a-z]+))"
 )
-_MAX_DIGITS: Final = 300  # of a number; a float has at most 309 before the point
+_MAX_DIGITS: Final = 300  # of a number; a float contains at most 309 before the point
 _SIGNS: Final = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 _OPERATIONS: Final = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 _OPERAND: Final = r"(?:-*+\()*+-*+(?:result|[0-9][0-9.e+-]*+)\)*+"
@@ -82,7 +82,7 @@ class _Operation(NamedTuple):
     names: tuple[str, ...]
     sign: str
     separators: frozenset[str]
-    second: str | None = None  # the second operand, of a verb that takes only one
+    second: str | None = None  # the second operand, of a verb that takes only one operand
 
 
 def _verb(names: str, sign: str, separators: str, second: str | None = None) -> list[_Operation]:
@@ -112,8 +112,8 @@ def read_arithmetic(text: str, last: int | None, *, apart: bool = True) -> dict[
     Args:
         text: One request.
         last: The step with the last result of the calculator, which "the result" names.
-        apart: Whether more than a comma or "and" separates the request from the one before. If not, a plus or a minus
-            at its start is the sign of a number: "add 5 and minus 3".
+        apart: Whether more than a comma or "and" separates the request from the request before. If not, a plus or a
+            minus at its start is the sign of a number: "add 5 and minus 3".
     """
     words = _words(text)
     if not words:
@@ -156,7 +156,7 @@ def _words(text: str) -> list[str] | None:
 
 
 def _end_of(pattern: re.Pattern[str], text: str) -> int:
-    """Return where a match at the start of the text ends, 0 without one."""
+    """Return where a match at the start of the text ends, or 0 without a match."""
     found = pattern.match(text)
     return found.end() if found is not None else 0
 
@@ -169,7 +169,7 @@ def without_tail(text: str, signs: str, end: int) -> int:
 
 
 def without_endings(text: str, words: Sequence[str], signs: str, end: int) -> int:
-    """Return where `text[:end]` ends without those of the words that are at its end, in any case.
+    """Return where `text[:end]` ends without the listed words at its end, in any case.
 
     White space and `signs` separate words. A pattern would scan them again from each of them, in quadratic time.
     """
@@ -291,7 +291,7 @@ _PAIRS: Final = ('""', "''", "“”", "‘’", "«»")  # noqa: RUF001
 
 
 def read_todo(text: str, last: int | None, *, weak: bool) -> dict[str, Any] | None:
-    """Return the to-do tool's input for a text that asks for one, else None.
+    """Return the to-do tool's input for a text that asks for a to-do, else None.
 
     Args:
         text: One request.
@@ -329,7 +329,7 @@ def _unquoted(text: str) -> str:
 
 
 def _named(target: str, *, only_marked: bool) -> dict[str, str]:
-    """Return the `todo_id` or the `text` of one to-do; neither if `target` does not name one.
+    """Return the `todo_id` or the `text` of one to-do; neither if `target` does not name a to-do.
 
     `only_marked` requires the word "to-do", an id, or quotes.
     """
@@ -442,7 +442,7 @@ class RuleBasedPlanner(BasePlanner):
     """Plans arithmetic, to-dos and requests that `rule` adds, several in one prompt ("…, then …", "… and …").
 
     A text is arithmetic only if every word of it can be: "add 2 and 3" is, "add a to-do to call 2 people" is not. A
-    request may use the result of an earlier one ("then multiply by 4", "remember the result").
+    request may use the result of an earlier request ("then multiply by 4", "remember the result").
 
     Args:
         calculator: The name of the tool for arithmetic.

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .._engines.base import NotApplied as NotApplied
     from .._engines.base import Op as Op
     from .base import RunQueue as RunQueue
+    from .contents import ContentFilter as ContentFilter
+    from .contents import RunContents as RunContents
     from .memory import InMemoryQueue as InMemoryQueue
     from .postgres import PostgresQueue as PostgresQueue
     from .records import ClaimRequest as ClaimRequest
@@ -38,6 +40,7 @@ else:
         {
             ".._engines.base": "Guard NotApplied Op",
             ".base": "RunQueue",
+            ".contents": "ContentFilter RunContents",
             ".memory": "InMemoryQueue",
             ".records": "ClaimRequest MailboxMessage ProcessRow QueuedRun RowChanged RunCounts RunFilter RunRow "
             "RunSnapshot RunUpdate",
@@ -69,9 +72,9 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     """Return a new queue.
 
     Args:
-        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
-            None for the configured one: of `backend_url` if that is set, else of `queue_backend`.
-        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom
+            backend. If None, the configured backend: from `backend_url` if that is set, else from `queue_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured path, else
             agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The queue of runs: which run is claimed by whom, which ones wait, and how they ended."""
+"""The queue of runs: which run is claimed by whom, which runs wait, and how they ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime as _dt
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import UUID
 
@@ -49,6 +49,7 @@ from ..errors import (
     brief,
 )
 from ..limits import RATE_LIMIT, RateLimit
+from .contents import ANY_CONTENTS, TAGS, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
@@ -88,7 +89,7 @@ MAX_RETRIES: int = _Default(3)
 
 
 def conversation_of(input: Mapping[str, Any]) -> str | None:
-    """Return the conversation that an input names, as `RunRow.conversation` has it."""
+    """Return the conversation that an input names, as in `RunRow.conversation`."""
     value = input.get("conversation_id")
     if not isinstance(value, (str, UUID)) or value == "" or HALF.search(text := str(value)):
         return None
@@ -112,7 +113,7 @@ class RunQueue(Backend):
     2. A run is claimed by one worker at a time. `claim_id` is the fencing token of a claim: every write under a claim
        that has ended or was superseded raises LeaseLost.
     3. Runs are claimed by priority, then in order of arrival; delayed runs when they are due. If very many are due at
-       once, a claim may make only those of the greatest priorities ready, whatever their agents are. A run with an
+       once, a claim may make only the runs of the greatest priorities ready, whatever their agents are. A run with an
        expired lease is claimed again, and that claim counts the crash.
     4. The first terminal status wins: only `reopen` and `take` begin a new generation.
     5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
@@ -132,12 +133,12 @@ class RunQueue(Backend):
     `listen(topic, wake)` is optional: without it, workers poll.
 
     Args:
-        max_retries: Attempts of a run that may fail before it is not retried any more, the first one included.
+        max_retries: Attempts of a run that may fail before it is not retried any more, including the first.
         clock: Source of times and random values.
     """
 
     payload_fields = FIELDS
-    #: Whether the queue has "queue.save_process", "queue.drop_process" and `read("processes")`.
+    #: Whether the queue implements "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
     #: Whether the queue has `all_active_in_group`, `shared`, `save_shared`, `next_rate_limited` and
     #: `next_turn`.
@@ -156,10 +157,10 @@ class RunQueue(Backend):
         self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
         #: Called with the id of each run that is cancelled through this object, so that a worker in this process
-        #: stops it at once.
+        #: stops it immediately.
         self.cancel_listeners: set[Callable[[str], None]] = set()
         self._claim_ids: dict[tuple[str, str], str] = {}
-        #: When the runs that this object has delayed are due by the monotonic clock.
+        #: When the runs that this object delayed are due by the monotonic clock.
         self.delayed_runs: DelayedRuns = DelayedRuns(clock)
         #: Tickets of claims whose reply was lost: they may have claimed runs, which the next claim releases first.
         self.unconfirmed_tickets: set[str] = set()
@@ -169,7 +170,7 @@ class RunQueue(Backend):
         """Read from the store.
 
         Args:
-            what: One of these, with its `args`:
+            what: The name of a read, with its `args`:
                 "row" (run_id), or (run_id, tenant): the RunRow, or None; with a tenant only its run.
                 "find" (RunFilter): a list of the RunRows that it admits, at most its `limit`, in its order, and light
                     if it is.
@@ -187,7 +188,7 @@ class RunQueue(Backend):
 
     @property
     def holder(self) -> str:
-        """Id of this process for others on the same store; "" if they could not detect that it has ended."""
+        """Id of this process for others on the same store; "" if they could not detect its end."""
         return str(renamed_attribute(getattr(self, "engine", None), "process_id", "holder") or "")
 
     def lease_now(self) -> float:
@@ -228,8 +229,8 @@ class RunQueue(Backend):
         metadata: Mapping[str, Any] | None = None, priority: int = 0, *, delay: float = 0,
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
-        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, concurrency_limit: int = 1,
-        rate_limit: RateLimit | None = None, turn: str | None = None,
+        concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, tags: Iterable[str] = (),
+        concurrency_limit: int = 1, rate_limit: RateLimit | None = None, turn: str | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -238,6 +239,8 @@ class RunQueue(Backend):
         if not isinstance(input, Mapping):
             raise must("input", "be a dict", input)
         meta = {} if metadata is None else mapping("metadata", metadata)
+        if tags != () or TAGS in meta:
+            meta = with_tags(meta, tags)
         idem_key = None if idempotency_key is None else checked_name("idempotency_key", idempotency_key)
         key = None if concurrency_key in (None, "") else checked_name("concurrency_key", concurrency_key)
         owner = checked_tenant(tenant) if tenant else ""
@@ -304,21 +307,21 @@ class RunQueue(Backend):
         """Store a run and return it once it is durable.
 
         Args:
-            run_id: Its id; None for a new one. Text that is no UUID becomes the `run_key`.
+            run_id: Its id; None for a new id. Text that is no UUID becomes the `run_key`.
             agent_key: Key of its agent.
             input: Its input, which must be JSON-serializable.
             metadata: Its metadata, likewise.
-            priority: Greater ones are claimed first.
+            priority: Greater priorities are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
                 `concurrency_key` (None or "": none), `concurrency_limit`, `rate_limit`, `turn`
-                ("": one for all runs without another), `tenant`.
+                ("": one for all runs without another), `tenant`, `tags`.
 
         Returns:
-            The run; the one stored before, if there is one with that id or idempotency key.
+            The run; the stored run, if there is a run with that id or idempotency key.
 
         Raises:
-            IdempotencyConflict: if the one stored before has another agent or input.
+            IdempotencyConflict: if the agent or the input of the stored run differs.
 
         Examples:
             >>> import asyncio
@@ -345,7 +348,7 @@ class RunQueue(Backend):
             The stored row.
 
         Raises:
-            IdempotencyConflict: if the one stored before has another agent or input.
+            IdempotencyConflict: if the agent or the input of the stored run differs.
         """
         row = await self._assigned_before(row)
         self.delayed_runs.remember_new(row)
@@ -354,7 +357,7 @@ class RunQueue(Backend):
         return stored
 
     async def insertion(self, row: RunRow, connection: Any, *, sync: bool) -> Any:
-        """Return what stores a new row in the transaction that the application has open on a connection.
+        """Return what stores a new row in the transaction that the application opened on a connection.
 
         Args:
             row: The row.
@@ -422,7 +425,8 @@ class RunQueue(Backend):
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
-        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`; this returns at once.
+        With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`. This call returns
+        immediately.
         With `after_turn`, runs of equal priority are claimed in turns, beginning after that turn.
         """
         agents = checked_agent_keys(agent_keys)
@@ -520,7 +524,7 @@ class RunQueue(Backend):
 
         Returns:
             The run or None; with `limit` above 1 a list. Reading `input` of a run raises UnserialisableResult if it
-            has a type that is not registered in this process.
+            contains a type that is not registered in this process.
 
         Examples:
             >>> import asyncio
@@ -545,7 +549,7 @@ class RunQueue(Backend):
             lease_seconds: How long the claim lasts.
             insert: Whether to store the run if it is new.
             reopen: Whether to begin a new generation if it ended without success.
-            wait: If another run with its concurrency key is active, store this one behind it. It keeps its place for
+            wait: If another run with its concurrency key is active, store this run behind it. It keeps its place for
                 5 seconds, so the caller must take it again before that.
 
         Returns:
@@ -622,13 +626,13 @@ class RunQueue(Backend):
         Args:
             run_id: The id of the run.
             worker_id: Name of the worker.
-            success: Whether the run has succeeded; else it failed.
+            success: Whether the run succeeded; else it failed.
             output: The result of the run.
             error: Why the run failed, JSON-serializable.
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Raises:
-            LeaseLost: if this worker does not have the claim any more.
+            LeaseLost: if this worker does not hold the claim any more.
         """
         key, token = self._claim_of(run_id, worker_id, claim_id)
         row = await self.require(key)
@@ -667,7 +671,7 @@ class RunQueue(Backend):
     async def extend_lease(
         self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
     ) -> bool:
-        """Extend the lease of a run to `lease_seconds` from now; return False if this worker has no claim on it.
+        """Extend the lease of a run to `lease_seconds` from now; return False if this worker holds no claim on it.
 
         Args:
             run_id: The id of the run.
@@ -676,7 +680,7 @@ class RunQueue(Backend):
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Returns:
-            Whether this worker has the claim.
+            Whether this worker holds the claim.
         """
         until = self.lease_now() + checked_seconds("lease_seconds", lease_seconds, least=0.001)
         try:
@@ -701,7 +705,7 @@ class RunQueue(Backend):
             claim_id: The id of the claim; None means the last claim of this worker through this object.
 
         Returns:
-            False if that was the last of `max_retries` attempts, or if this worker has no claim on the run.
+            False if that was the last of `max_retries` attempts, or if this worker holds no claim on the run.
         """
         delay = checked_seconds("delay_seconds", delay_seconds)
         try:
@@ -738,7 +742,7 @@ class RunQueue(Backend):
             msg_id: A second message with the same id is dropped; None for a new id.
 
         Returns:
-            The status that the run had, or "unknown", and the message's number, or 0 if the run is not live.
+            The status of the run before, or "unknown", and the message's number, or 0 if the run is not live.
         """
         op = self.post_op(stored_id(run_id), kind, name, payload, msg_id)
         result: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
@@ -754,16 +758,16 @@ class RunQueue(Backend):
         return Op("queue.post", (run_id, mail))
 
     def ended_op(self, row: RunRow, parent: str, payload: str) -> Op:
-        """Return the operation that tells a parent how its child run has ended, once for each end.
+        """Return the operation that tells a parent how its child run ended, once for each end.
 
-        The generations of a child that was deleted and called again begin at 1 again, but it has another `arrival`.
+        The generations of a child that was deleted and called again begin at 1 again, but its `arrival` differs.
         Without that, its message would be dropped as the message of the deleted child, and its parent would wait for
         ever.
         """
         return self.post_op(parent, "child", row.run_id, payload, f"end:{row.run_id}:{row.arrival}:{row.generation}")
 
     async def may_lack_steps(self, run_id: str) -> bool:
-        """Return whether the store was restored, and nobody has confirmed that the copy lacks no step of the run."""
+        """Return whether the store was restored, and no person confirmed that the copy lacks no step of the run."""
         marks = [each.name for each in await self.mail(run_id) if each.kind == RESTORED]
         return bool(marks) and marks[-1] != CONFIRMED
 
@@ -778,20 +782,20 @@ class RunQueue(Backend):
             run_id: The run.
             action: "answer", "cancel" or "resume".
             by: The name of who acts.
-            act_id: Of several with the same id the first one is stored. That of an answer is its id in the mailbox.
+            act_id: Of several acts with the same id the first is stored. The id of an answer is its id in the mailbox.
         """
         return [] if by is None else [self.post_op(run_id, ACTED, action, encode({"by": by}), f"{ACTED}:{act_id}")]
 
     async def cancel(self, run_id: UUID | str) -> bool:
         """Request that a run be cancelled.
 
-        A pending or waiting run is cancelled in the same commit. The worker of a running one is notified.
+        A pending or waiting run is cancelled in the same commit. The worker of a running run is notified.
 
         Args:
             run_id: The id of the run.
 
         Returns:
-            True if the request is stored, False if the run has ended or is unknown.
+            True if the request is stored, False if the run is finished or unknown.
         """
         key, now = stored_id(run_id), self.clock.wall()
         try:
@@ -835,11 +839,11 @@ class RunQueue(Backend):
 
         Args:
             run_id: The run id, or the run key.
-            tenant: Only a run of this tenant. None means any run with that id, or the run without a tenant that has
-                that run key, or else the only tenant's run that has it.
+            tenant: Only a run of this tenant. None means any run with that id, or the run without a tenant with that
+                run key, or else the only tenant's run with that run key.
 
         Raises:
-            InvalidArgument: Runs of several tenants have that run key. The message lists the tenants.
+            InvalidArgument: Runs of several tenants use that run key. The message lists the tenants.
             UnknownRun: No such run is stored.
         """
         owner = checked_tenant(tenant)
@@ -848,7 +852,7 @@ class RunQueue(Backend):
         if row is not None and (row.tenant == owner or (tenant is None and is_uuid(run_id))):
             return row
         if not is_uuid(run_id):
-            # A run that was given to its tenant later has the id that its key alone makes.
+            # The id of a run that was given to its tenant later is the id that its key alone makes.
             wanted = RunFilter(run_key=str(run_id), tenant=tenant, limit=MOST_NAMED + 1, light=True)
             found = await self.find(wanted)
             if len(found) > 1:
@@ -867,7 +871,13 @@ class RunQueue(Backend):
 
         Args:
             wanted: Which runs.
+
+        Raises:
+            InvalidArgument: The filter has conditions that no store decides.
         """
+        if wanted.min_attempts != 1 or wanted.contents != ANY_CONTENTS:  # each insert of a named run comes here
+            fix = "Use runner.runs(), which reads at most 10,000 runs for them"
+            raise must("wanted", "not have the conditions min_attempts and contents", Shown("them"), fix)
         texts = (
             wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
             wanted.tenant,
@@ -880,10 +890,10 @@ class RunQueue(Backend):
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def counts(self, tenant: str | None = None) -> RunCounts:
-        """Return how many runs are stored, by status and agent, or how many of them a tenant has.
+        """Return how many runs are stored, by status and agent. With a tenant, only its runs are counted.
 
         Args:
-            tenant: Count only the runs of this tenant. None: all.
+            tenant: Count only the runs of this tenant. If None, all.
         """
         found: RunCounts = await (self.read("counts", tenant) if tenant else self.read("counts"))
         return found.of_runs()
@@ -912,7 +922,7 @@ class RunQueue(Backend):
         return decode_mail(self.payloads, run_id, messages) if messages else messages
 
     async def snapshots(self, run_ids: Sequence[str]) -> dict[str, RunSnapshot]:
-        """Return a snapshot of each of these runs; unknown ones are left out.
+        """Return a snapshot of each of these runs; unknown runs are left out.
 
         Args:
             run_ids: The ids of the runs.

@@ -2,7 +2,7 @@
 
 The store claims the run in the commit that stores it, and sends it to the worker in a message. The worker need not be
 notified first and send a claim then. The store claims a run only for a worker that subscribes to these messages, so
-that no process that has ended gets one.
+that no process that has ended gets a run.
 
 Measured on Redis: without blocking claims, a run starts 1.4 times as late on an idle worker.
 """
@@ -111,7 +111,7 @@ class BlockingClaims:
         Args:
             tickets: Its tickets.
             stood: Whether the claim before it was still waiting, and so has claimed nothing.
-            got: Whether it claimed runs at once; otherwise it waits.
+            got: Whether it claimed runs immediately; otherwise it waits.
         """
         if tickets not in self._open:
             return  # it waited and claimed a run before its reply was read

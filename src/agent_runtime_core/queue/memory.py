@@ -159,7 +159,7 @@ class MemoryTransitions(RunTransitions):
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]
-        found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
+        found: dict[str, RunRow] = {}  # a run that was saved twice is listed twice
         while len(found) < limit:
             tops = [
                 heap for agent in (want.agents or tuple(heaps)) if (heap := self._without_outdated(heaps.get(agent)))

@@ -21,7 +21,7 @@ def encode_row(payloads: Payloads, row: RunRow) -> RunRow:
 
 
 def decode_row(payloads: Payloads | None, row: RunRow) -> RunRow:
-    """Return a row that a store has as its readers get it."""
+    """Return a stored row as its readers get it."""
     if payloads is None:
         return row
     contents = {name: payloads.decode_optional(f"{name} of run", row.run_id, getattr(row, name)) for name in _COLUMNS}
@@ -43,7 +43,7 @@ def decode_committed(payloads: Payloads | None, row: RunRow) -> RunRow:
 
 
 def decode_rows(payloads: Payloads | None, rows: Iterable[RunRow]) -> list[RunRow]:
-    """Return rows that a store has as their readers get them."""
+    """Return stored rows as their readers get them."""
     return [decode_row(payloads, row) for row in rows]
 
 
@@ -103,7 +103,7 @@ def redacted_mail(redaction: Redaction, run_id: str, kind: str, payload: str) ->
     """Return the payload of a message that may be stored.
 
     Raises:
-        RedactionFailed: The hook failed, or returned no chat message for one.
+        RedactionFailed: The hook failed, or did not return a chat message for a message.
     """
     owner = f"run {run_id}"
     if kind not in _PAYLOADS:

@@ -215,7 +215,7 @@ class PostgresTransitions(ServerLeases):
         numbers, groups = list[int](), dict[tuple[str, str], bool]()
         for n, key, tenant in self.tx.execute(_DUE, (wall, DUE_AT_ONCE)):
             group = (key, tenant)
-            # Rows are locked here before keys. So a key that another transaction has is left to the next claim.
+            # Rows are locked here before keys. So a key that another transaction holds is left to the next claim.
             if key is not None and group not in groups:
                 groups[group] = bool(self.tx.execute(_TRY_GROUP, group).fetchone()[0])
             if key is None or groups[group]:
@@ -422,7 +422,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
         "shared": _shared,
     }
 
-    # A process cannot see that a process on another machine has ended.
+    # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     keeps_limits = True

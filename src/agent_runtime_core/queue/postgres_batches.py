@@ -156,7 +156,7 @@ def _claim(by_server: bool, agents: int) -> str:
 
 
 def claims(engine: Any, wants: Iterable[tuple[CommitRequest, ClaimRequest]]) -> Claims:
-    """Return the statements of these claims, one for those that differ in their tickets alone, and their tickets."""
+    """Return the statements of claims and their tickets. Claims that differ in their tickets share a statement."""
     groups: dict[ClaimRequest, list[tuple[str, CommitRequest]]] = {}
     for request, want in wants:
         same = want._replace(tickets=(), wall=0.0, lease_until=round(want.lease_until), lease_now=0.0)

@@ -1,4 +1,4 @@
-"""Store a run in the transaction that the application has open on its own connection to the same database."""
+"""Store a run in the transaction that the application opened on its own connection to the same database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .payload_fields import decode_committed, encode_row
 from .records import COLUMNS, QUEUED_BEHIND, RunRow, same_run
 from .sqlite_find import ALL, checked_row
 
-# A restarted server has another identity, and no other server or database has the same.
+# A restarted server gets another identity, and no other server or database shares it.
 _STORE: Final = (
     "concat_ws(' ', CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint),"
     " (SELECT oid FROM pg_database WHERE datname = current_database()), CAST(CAST('arc_runs' AS regclass) AS oid))"
@@ -41,7 +41,7 @@ Steps = Generator[tuple[str, dict[str, Any]] | None, Any, RunRow]
 
 
 def store_id(view: PostgresConnection) -> str:
-    """Return what only this database and schema have, until the server is restarted."""
+    """Return what identifies this database and schema until the server is restarted."""
     found: str = view.execute(f"SELECT {_STORE}").fetchone()[0]
     return found
 
@@ -116,12 +116,12 @@ class CallerInsert:
         row, payloads, engine = self._row, self._queue.payloads, self._queue.engine
         if payloads is not None:
             if payloads.reads_only:
-                raise NotSupported("a store whose contents are only shown cannot be written: no run can be submitted")
+                raise NotSupported("cannot submit a run: this process opened the store only to show its contents")
             row = encode_row(payloads, row)
         delay = max(row.due_at - row.updated_at, 0.0) if row.due_at else None
         if row.concurrency_key is not None:
             # A claim places it behind or before the other runs of its key. Otherwise this transaction would lock the
-            # key, and the end of a run that has the key would wait for it.
+            # key, and the end of a run that holds the key would wait for it.
             row, delay = row.with_values(blocked=QUEUED_BEHIND), delay or 0.0
         cells = {name: written(cell) for name, cell in zip(COLUMNS, row, strict=True) if name in _CELLS}
         return {

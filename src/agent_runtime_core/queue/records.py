@@ -25,6 +25,7 @@ from ..errors import (
     brief,
     brief_kind,
 )
+from .contents import ANY_CONTENTS, ContentFilter, RunContents
 
 LIVE = ("pending", "running", "waiting")
 SCHEDULE = "agent-runtime.schedule"  # the agent of the rows of schedules, which are live until they are deleted
@@ -72,10 +73,10 @@ class RunRow(NamedTuple):
         run_id: A UUID in lower case with dashes; unique.
         agent: The key of the agent.
         input: The input, a JSON object.
-        digest: The digest of agent and input. A second run with the same id or idempotency key must have the same
-            digest.
+        digest: The digest of agent and input. The digest of a second run with the same id or idempotency key must be
+            equal.
         metadata: What the caller stored with the run, a JSON object.
-        priority: 32 bits; greater ones are claimed first.
+        priority: 32 bits; greater priorities are claimed first.
         created_at: When the run was stored.
         due_at: When a delayed or waiting run becomes ready; 0: it is ready now.
         expires_at: A run that has not started by then never starts.
@@ -94,7 +95,7 @@ class RunRow(NamedTuple):
         min_step_count: Step ends in the journal when last counted, its minimum; -1: not counted yet.
         parked: 1: the next claim resumes a wait or a released attempt, instead of starting an attempt.
         reason: What the run waits for, or why it ended.
-        claim_id: Fencing token of the last claim; the current one while running.
+        claim_id: Fencing token of the last claim; of the current claim while running.
         worker: Name of the worker that claimed it.
         holder: Id of the process that claimed it; "" if the store cannot detect dead processes.
         lease_until: When the claim ends unless a heartbeat extends it.
@@ -180,7 +181,7 @@ class RunRow(NamedTuple):
 
         Args:
             column: The name of the field.
-            made: Makes a value from the stored one.
+            made: Makes a value from the stored value.
 
         Raises:
             StorageCorrupt: if that fails. It names the run and the column.
@@ -261,6 +262,9 @@ class RunFilter(NamedTuple):
         tenant: The tenant; "": of no tenant; None: any.
         run_key: The run key; None: any.
         without_input: Leave out `input` and `output`, and the fields after `tenant`.
+        min_attempts: At least so many attempts. This condition and `contents` are for `runner.runs`, which reads at
+            most 10,000 runs. Stores do not decide them.
+        contents: Conditions on the contents of the run.
 
     Examples:
         >>> from agent_runtime_core.queue import RunFilter, RunRow
@@ -290,13 +294,28 @@ class RunFilter(NamedTuple):
     tenant: str | None = None
     run_key: str | None = None
     without_input: bool = False
+    min_attempts: int = 1
+    contents: ContentFilter = ANY_CONTENTS
 
-    def admits(self, row: RunRow) -> bool:
+    @property
+    def of_store(self) -> RunFilter:
+        """The same filter without the conditions that stores do not decide."""
+        return self._replace(min_attempts=1, contents=ANY_CONTENTS)
+
+    def admits(self, row: RunRow, contents: RunContents | None = None) -> bool:
         """Return whether a row is one of them, apart from `limit`.
 
         Args:
             row: A row.
+            contents: The contents of the run. None: those in the row.
         """
+        return (
+            self._of_row(row)
+            and row.attempt >= self.min_attempts
+            and (self.contents == ANY_CONTENTS or self.contents.admits(contents or row_contents(row)))
+        )
+
+    def _of_row(self, row: RunRow) -> bool:
         return (
             (self.statuses is None or row.status in self.statuses)
             and (self.agent is None or row.agent == self.agent)
@@ -320,7 +339,7 @@ class RunFilter(NamedTuple):
         )
 
     def listed(self, rows: Iterable[RunRow]) -> list[RunRow]:
-        """Return those of all stored rows that `read("find", …)` returns. For a store without indexes.
+        """Return the stored rows that `read("find", …)` returns. For a store without indexes.
 
         Args:
             rows: All stored rows.
@@ -343,6 +362,12 @@ class RunFilter(NamedTuple):
         return row.with_values(input="{}", output=None, **_BEHIND_INPUT) if self.without_input else row
 
 
+def row_contents(row: RunRow) -> RunContents:
+    """Return the contents of a run that its row has."""
+    texts = (row.input, row.metadata, row.output, row.error)
+    return RunContents(row.metadata, row.error, None, (row.run_id, row.run_key), texts)
+
+
 class RunCounts(NamedTuple):
     """How many runs a queue stores.
 
@@ -360,7 +385,7 @@ class RunCounts(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[RunRow], tenant: str | None = None) -> RunCounts:
-        """Count those of all stored rows that a tenant has; None: all. For a store without indexes.
+        """Count the stored rows of a tenant; None: all rows. For a store without indexes.
 
         Args:
             rows: All stored rows.
@@ -409,13 +434,13 @@ class RunSnapshot(NamedTuple):
 
 
 class ClaimRequest(NamedTuple):
-    """A request of one worker for as many runs as it has tickets.
+    """A request of one worker for as many runs as it contains tickets.
 
     `RunTransitions` passes it to `expired_leases`, `claimable` and `abandoned_inline`. These read `agents` and
     `lease_now`; the other fields are for the transitions.
 
     Attributes:
-        tickets: A new ULID for each run wanted; the run's claim id is made of it, above its last one.
+        tickets: A new ULID for each run wanted; the run's claim id is made of it, above its last claim id.
         worker: The name of the worker.
         holder: Id of its process, or "".
         lease_until: When the leases of the claims end, on the lease clock.
@@ -477,7 +502,7 @@ class RunUpdate(NamedTuple):
 
     `RunTransitions.settle` rejects it with `RowChanged` if `claim_id` is not the row's, if `cursor` is not its last
     message, or if `status` is "waiting" and cancellation was requested. If cancellation was requested and `status` is
-    "pending", the run is ready at once instead of at `due_at`.
+    "pending", the run is ready immediately instead of at `due_at`.
 
     Attributes:
         claim_id: The claim that writes.
@@ -493,7 +518,7 @@ class RunUpdate(NamedTuple):
         output: The result of the run, as JSON.
         error: Why the run failed, as JSON.
         cursor: Number of the last message that the claim has read; -1: do not check.
-        renew: A ticket: the running claim gets a new id, and all writes under the old one are rejected.
+        renew: A ticket: the running claim gets a new id, and all writes under the old id are rejected.
     """
 
     claim_id: str
@@ -528,7 +553,7 @@ def light(row: RunRow) -> RunRow:
 
 
 class OpenQuestion(NamedTuple):
-    """A question that a run asks a person now, as its row has it."""
+    """A question that a run asks a person now, as its row shows it."""
 
     request_id: str
     asked_at: float  # wall seconds
@@ -569,7 +594,7 @@ def open_questions(row: RunRow) -> list[OpenQuestion]:
 class MailboxMessage(NamedTuple):
     """A message in the mailbox of a run.
 
-    A backend stores the messages of each run by `seq` until the run is deleted, and finds one by its `msg_id`.
+    A backend stores the messages of each run by `seq` until the run is deleted, and finds a message by its `msg_id`.
 
     Attributes:
         kind: "signal", "child" (the result of a child run), "message" (for the agent), "question" (to a person),
@@ -659,11 +684,11 @@ def as_updated(row: RunRow, how: RunUpdate) -> RunRow:
 
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
-    """Check that a stored run is the one that the caller submits.
+    """Check that a stored run is the run that the caller submits.
 
     Raises:
-        IdempotencyConflict: if the run stored under the same id or idempotency key has another agent or input, or the
-            run stored under the same id has another tenant or idempotency key.
+        IdempotencyConflict: if the run stored under the same id or idempotency key differs in agent or input, or the
+            run stored under the same id differs in tenant or idempotency key.
     """
     from_key = asked.run_id != stored.run_id
     if asked.tenant != stored.tenant:
@@ -686,7 +711,7 @@ def same_message(message_id: str, asked: MailboxMessage, stored: MailboxMessage)
     """Check that the message stored under an id is the message that the caller sends.
 
     Raises:
-        IdempotencyConflict: The stored message has another kind, name or content.
+        IdempotencyConflict: The kind, name or content of the stored message differs.
     """
     if (asked.kind, asked.name) != (stored.kind, stored.name):
         differing = "another name"
@@ -705,7 +730,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _differing_fields(asked: RunRow, stored: RunRow) -> list[str]:
-    """Return the names of the differing fields. Their values may be texts of customers, which no log should have."""
+    """Return the names of the differing fields. Their values may be texts of customers, which no log should contain."""
     agent = ["agent_key"] if asked.agent != stored.agent else []
     # Only the first level: a key further down may be data, such as an address.
     return agent + [f"input.{brief(key)[1:-1]}" for key in differing_keys(stored.input, asked.input)]

@@ -204,7 +204,7 @@ class RedisQueue(RedisBackend, RunQueue):
         "shared": _shared,
     }
 
-    # A process cannot see that a process on another machine has ended.
+    # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     keeps_limits = True

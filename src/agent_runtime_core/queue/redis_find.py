@@ -23,10 +23,10 @@ TIME_INDEXES = tuple(index for index, name in enumerate(RunRow._fields) if name 
 
 
 def decoded_row(cells: list[Any] | None) -> RunRow | None:
-    """Decode a row of the script, which has times as strings."""
+    """Decode a row of the script, in which times are strings."""
     if not cells:
         return None
-    cells += _DEFAULTS[len(cells) :]  # a row of an older release has fewer fields
+    cells += _DEFAULTS[len(cells) :]  # a row of an older release contains fewer fields
     for index in TIME_INDEXES:
         if cells[index] is not None:
             cells[index] = float(cells[index])
@@ -63,7 +63,7 @@ async def find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
 
 
 def _lists(wanted: RunFilter) -> list[str] | None:
-    """Return the lists that have all runs of a filter; None for those of its statuses and agent."""
+    """Return the lists with all runs of a filter; None for the lists of its statuses and agent."""
     for is_given, name in (
         (wanted.in_doubt, "in_doubt"),
         (wanted.asking, "asking"),
@@ -87,7 +87,7 @@ def _asked(wanted: RunFilter) -> dict[str, Any]:
 
 
 async def _listed(engine: RedisEngine, what: str, *args: Any) -> Any:
-    """Return a reply of the script from its lists, after it has put the runs of an older release into them."""
+    """Return a reply of the script from its lists, after it puts the runs of an older release into them."""
     while (reply := await engine.ask(what, *args)) is False:
         after: float | None = 0
         while after is not None:
@@ -106,7 +106,7 @@ def _in_order(wanted: RunFilter, names: Any) -> list[str]:
 
 
 async def _some(engine: RedisEngine, wanted: RunFilter, run_ids: Sequence[str]) -> list[RunRow]:
-    """Return those of some runs that a filter admits, in their order."""
+    """Return the runs in `run_ids` that a filter admits, in their order."""
     found: list[RunRow] = []
     asked, start, size = _asked(wanted), 0, min(PAGE, wanted.limit)
     while start < len(run_ids) and len(found) < wanted.limit:
@@ -156,7 +156,7 @@ async def _oldest(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
 
 
 async def counts(engine: RedisEngine, tenant: str | None = None) -> RunCounts:
-    """Return how many runs are stored, or how many of them a tenant has."""
+    """Return how many runs are stored. With a tenant, only its runs are counted."""
     runs, oldest, due, waiting = await _listed(engine, "queue.counts", tenant or "")
     return RunCounts(
         {(status, agent): number for status, agent, number in as_list(runs)},

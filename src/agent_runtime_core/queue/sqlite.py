@@ -63,9 +63,9 @@ UPDATE arc_runs SET conversation = lower(conversation)
     pid INTEGER NOT NULL, started_at REAL NOT NULL, version TEXT NOT NULL, agents TEXT NOT NULL, slots INTEGER NOT NULL,
     holder TEXT NOT NULL, seen_at REAL NOT NULL, alive_until REAL NOT NULL) WITHOUT ROWID""",
     """ALTER TABLE arc_runs ADD COLUMN tenant TEXT NOT NULL DEFAULT ''""",
-    # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` has the number of a run
-    # that was the last one when it was deleted. The columns that may be long are last, so that the first page of a row
-    # has all others. An older library that still has the file open cannot store a run without `listed`.
+    # Without AUTOINCREMENT, whose counter is one more page to write for a run: `arc_last_run` contains the number of a
+    # run that was the last run when it was deleted. The columns that may be long are last, so that the first page of a
+    # row contains all others. An older library that still uses the file cannot store a run without `listed`.
     f"""ALTER TABLE arc_runs RENAME TO arc_runs_6;
 CREATE TABLE arc_runs (
     listed INTEGER NOT NULL DEFAULT 1, run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, digest TEXT NOT NULL,
@@ -130,7 +130,7 @@ _INSERT = (
 _INSERT_COPIED = f"INSERT INTO arc_runs ({ALL}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _INSERT_NEW = f"{_INSERT} ON CONFLICT (run_id) DO NOTHING"
 _LIST = "UPDATE arc_runs SET listed = 1 WHERE n > ? AND n <= ?"
-# Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted one with its id.
+# Numbers do not come again: they order runs, they number journals, and they tell a run from a deleted run with its id.
 _KEEP_LAST = "UPDATE arc_last_run SET n = ? WHERE n < ? AND NOT EXISTS (SELECT 1 FROM arc_runs WHERE n > ?)"
 _KEEP_AT_LEAST = "UPDATE arc_last_run SET n = ? WHERE n < ?"
 _LAST_ARRIVAL = "SELECT max((SELECT n FROM arc_last_run), coalesce((SELECT max(n) FROM arc_runs), 0))"
@@ -152,7 +152,7 @@ _MAKE_FIRST_READY = (
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
-# The statements of claims name their indexes: SQLite would rather use those of lists, which have more entries.
+# The statements of claims name their indexes: SQLite would rather use the larger indexes of lists.
 _EXPIRING = "arc_runs INDEXED BY arc_runs_expired"
 _LAPSING = "arc_runs INDEXED BY arc_runs_lapsed"
 _CLAIMED = "status = 'running' AND origin = ''"
@@ -307,7 +307,7 @@ class SQLiteTransitions(RunTransitions):
         return found[:limit]
 
     def _expire_dead_processes(self) -> None:
-        """End the leases of dead processes at once."""
+        """End the leases of dead processes immediately."""
         engine = self.tx.engine
         now = engine.clock.boot()
         if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:

@@ -1,8 +1,8 @@
 """Lists and counts of the runs in a SQLite file, each from an index.
 
-An index is one more page to write each time a run changes. So the indexes of lists have only the runs with `listed` 1,
+An index is one more page to write each time a run changes. So the indexes of lists hold only the runs with `listed` 1,
 and the runs that arrived last are not listed: most of them change soon, and often for the last time. `BATCH` of them
-are listed together when the last one of these arrives. The others, fewer than `BATCH`, are read from the table.
+are listed together when the last of these runs arrives. The others, fewer than `BATCH`, are read from the table.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fetch(rows: sqlite3.Cursor) -> list[RunRow]:
 
 
 def agents(following: Callable[[str], Any]) -> Iterator[str]:
-    """Yield the agents of an index, with one lookup for each: `following(agent)` is the row of the one after it."""
+    """Yield the agents of an index, with one lookup for each: `following(agent)` is the row of the next agent."""
     agent = ""
     while row := following(agent):
         if type(row[0]) is not str or row[0] <= agent:
@@ -83,19 +83,19 @@ def agents(following: Callable[[str], Any]) -> Iterator[str]:
 
 
 class _Source(NamedTuple):
-    """An index that has the wanted runs in order of (created_at, n) for each of its keys."""
+    """An index of the wanted runs in order of (created_at, n) for each of its keys."""
 
     name: str  # of the index, without "arc_runs_"
     keys: Sequence[Condition] = (("", ()),)  # what selects one such range; all ranges are merged
 
     @property
     def has(self) -> Condition:
-        """The condition for the runs that the index has. The index of parents has all of them."""
+        """The condition for the runs in the index. The index of parents contains all of them."""
         return ("", ()) if self.name == "parent" else _LISTED
 
 
 def _indexed(wanted: RunFilter) -> list[tuple[str, Condition]]:
-    """Return the conditions of a filter that have an index of their own, the most selective first."""
+    """Return the conditions of a filter with a separate index, the most selective first."""
     given = [
         ("in_doubt", wanted.in_doubt, (f"instr(questions, ' {IN_DOUBT}') > 0 AND ended_at IS NULL", ())),
         ("asking", wanted.asking, ("questions <> '' AND ended_at IS NULL", ())),
@@ -127,7 +127,7 @@ def _by_state(tenant: str | None) -> tuple[str, Condition]:
 
 
 def _pairs(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[str, str]]:
-    """Return the wanted pairs of status and agent that runs have, with one index lookup for each."""
+    """Return the wanted pairs of status and agent that occur in runs, with one index lookup for each."""
     statuses = tuple(_STATUSES) if wanted.statuses is None else dict.fromkeys(wanted.statuses)
     if wanted.agent is not None:
         return [*product(statuses, (wanted.agent,))]
@@ -216,7 +216,7 @@ def find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
 
 
 def _places_unlisted(view: sqlite3.Connection, wanted: RunFilter) -> list[tuple[float, int]]:
-    """Return the places of the wanted runs that the indexes do not have."""
+    """Return the places of the wanted runs that the indexes do not contain."""
     texts, values = _split(_unlisted(), *_conditions(wanted), _before(wanted))
     return view.execute(_query("created_at, n", "NOT INDEXED", texts, ""), values).fetchall()
 
@@ -267,7 +267,7 @@ def _of_prefix(view: sqlite3.Connection, prefix: str, tenant: str | None) -> lis
 
 
 def _of_few(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int]) -> list[RunRow]:
-    """Return the rows of a filter that are among these ones."""
+    """Return the rows of a filter whose numbers are in `numbers`."""
     texts, values = _split((_THESE, (json.dumps(numbers),)), *_conditions(wanted), _before(wanted))
     end = "ORDER BY created_at DESC, n DESC LIMIT ?" if wanted.newest_first else "ORDER BY n LIMIT ?"
     found = view.execute(_query("n", "", texts, end), (*values, wanted.limit))
@@ -275,7 +275,7 @@ def _of_few(view: sqlite3.Connection, wanted: RunFilter, numbers: Sequence[int])
 
 
 def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
-    """Return the rows of a filter in order of arrival: those of an index, or of the table if the index has many."""
+    """Return the rows of a filter in order of arrival: from an index, or from the table if the index contains many."""
     source = _chosen(view, wanted)
     if wanted.tenant:
         return _rows(view, wanted, _oldest_of_tenant(view, wanted, source))
@@ -287,7 +287,7 @@ def _oldest(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
 
 
 def _oldest_of_tenant(view: sqlite3.Connection, wanted: RunFilter, source: _Source) -> list[int]:
-    """Return the first `n` of a tenant's runs. Each index has the tenant, so no row of another tenant is read."""
+    """Return the first `n` of a tenant's runs. Each index contains the tenant, so no row of another tenant is read."""
     found: list[int] = []
     for key in source.keys:
         texts, values = _split(key, source.has, *_conditions(wanted), _before(wanted))
@@ -333,7 +333,7 @@ def _arrived(view: sqlite3.Connection, wanted: RunFilter) -> list[Condition]:
 
 
 def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
-    """Return how many runs are stored, or how many of them a tenant has."""
+    """Return how many runs are stored. With a tenant, only its runs are counted."""
     of_state, of = _by_state(tenant)
     runs, oldest, waiting, due = Counter[tuple[str, str]](), dict[str, float](), Counter[str](), 0
 

@@ -53,7 +53,7 @@ _FORMER = {
 class RunTransitions(ABC):
     """The rows and mailboxes of a queue inside one open transaction.
 
-    To write a backend, subclass it: implement the abstract methods over your tables, and have `commit` call the
+    To write a backend, subclass it: implement the abstract methods over your tables, and let `commit` call the
     functions of `operations(YourTransitions)` and `replays(YourTransitions)`. The methods below "the operations" are
     then complete; they are the values of `Op("queue.insert", …)`, `Op("queue.claim", …)` and so on.
 
@@ -68,7 +68,7 @@ class RunTransitions(ABC):
       are delayed. The value 2 is for rows that were set aside.
 
     Args:
-        tx: The open transaction of the engine. It has `fence(key, token)` and `notify(topic)`.
+        tx: The open transaction of the engine. It provides `fence(key, token)` and `notify(topic)`.
     """
 
     def __init__(self, tx: Any) -> None:
@@ -110,7 +110,7 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
-        """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier ones.
+        """Store a new row, pending or already claimed, and return it with an `arrival` above all earlier values.
 
         Args:
             row: The row of the run.
@@ -120,7 +120,7 @@ class RunTransitions(ABC):
         """
 
     def add_new(self, row: RunRow) -> RunRow | None:
-        """Do as `add`, unless a row with this id is stored: then return None. The row has no other key.
+        """Do as `add`, unless a row with this id is stored: then return None. The id is the only key of the row.
 
         Args:
             row: The row of the run.
@@ -150,7 +150,7 @@ class RunTransitions(ABC):
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
 
-        If there are very many, it may change only those of the greatest priorities; later claims change the others.
+        If there are very many, it may change only the rows of the greatest priorities; later claims change the others.
 
         Args:
             wall: The time on the wall clock.
@@ -213,7 +213,7 @@ class RunTransitions(ABC):
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         """Return the row with that concurrency key and tenant that may be claimed next.
 
-        Of the rows with `blocked` 1 and `due_at` 0, it has the greatest priority, then the smallest `arrival`.
+        Of the rows with `blocked` 1 and `due_at` 0, its priority is the greatest, then its `arrival` the smallest.
 
         Args:
             concurrency_key: The concurrency key.
@@ -332,7 +332,7 @@ class RunTransitions(ABC):
     def shared(self, name: str) -> str | None:
         """Return a state that all processes share, such as the last starts of a rate limit. None: there is none.
 
-        The transaction locks the name: no other transaction reads or changes the state until this one ends.
+        The transaction locks the name: no other transaction reads or changes the state until this transaction ends.
 
         Args:
             name: The name of the state.
@@ -394,7 +394,7 @@ class RunTransitions(ABC):
         raise NotSupported(f"{type(self).__name__} does not define next_turn, so take_turns must be None")
 
     def is_dead(self, holder: str) -> bool:
-        """Return whether the process with that id is known to have ended. By default a lease has to expire instead.
+        """Return whether the process with that id is known to have ended. By default a lease must expire instead.
 
         Args:
             holder: The id of the process.
@@ -469,7 +469,7 @@ class RunTransitions(ABC):
         return row
 
     def insert(self, row: RunRow) -> RunRow:
-        """Store a row unless one with its id or idempotency key is stored; return the stored row.
+        """Store a row unless a row with its id or idempotency key is stored; return the stored row.
 
         Args:
             row: The row of the run.
@@ -629,7 +629,7 @@ class RunTransitions(ABC):
             insert: Whether to store it if it is new.
             reopen: Whether to begin a new generation if it ended without success.
             want: The request, with one ticket.
-            wait: If another run with its concurrency key is active, store it as waiting for that one.
+            wait: If another run with its concurrency key is active, store it as waiting for that run.
 
         Returns:
             A word and a row: "claimed"; "held" by a live process; "ended"; "conflict" with another run, agent or input;
@@ -831,7 +831,7 @@ class RunTransitions(ABC):
         Args:
             run_id: The run.
             claim_id: The claim.
-            want: Has the time at which the lease must have passed, unless the process of the claim has ended.
+            want: Contains the time at which the lease must have passed, unless the process of the claim has ended.
             required: Raise RowChanged instead of returning False, so that nothing of the commit is applied.
         """
         row = self.get(run_id)
@@ -867,7 +867,7 @@ class RunTransitions(ABC):
             n: The `arrival` of its row.
 
         Raises:
-            RowChanged: if it is live, or has another generation or `arrival`.
+            RowChanged: if it is live, or its generation or `arrival` differs.
         """
         row = self.get(run_id)
         if row is None:
@@ -887,7 +887,7 @@ class RunTransitions(ABC):
             lease_now: The time on the lease clock.
 
         Returns:
-            "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if a live claim has it, and
+            "rewritten"; or, without a change, "gone" if the run is not stored, "owned" if it is under a live claim, and
             "changed" if its contents are not `old`.
         """
         row = self.get(run_id)
@@ -910,7 +910,7 @@ class RunTransitions(ABC):
 
         Returns:
             "assigned"; or, without a change, "gone" if the run is not stored, "running" if a worker executes it, and
-            "taken" if a run of the tenant has its idempotency key, or has its concurrency key while the run waits.
+            "taken" if a run of the tenant uses its idempotency key, or holds its concurrency key while the run waits.
         """
         row = self.get(run_id)
         if row is None:
@@ -933,14 +933,14 @@ class RunTransitions(ABC):
         return "assigned"
 
     def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:
-        """Replace messages by the same ones, encoded in another way, if they are stored.
+        """Replace messages by the same messages, encoded in another way, if they are stored.
 
         Args:
             run_id: The id of the run.
             changes: Pairs of an old and a new message.
 
         Returns:
-            For each pair of an old and a new message, whether the old one was stored.
+            For each pair of an old and a new message, whether the old message was stored.
         """
         if self.get(run_id) is None:
             return [False] * len(changes)
@@ -969,8 +969,8 @@ class ServerLeases(RunTransitions):
     replaced by times of the server.
 
     Args:
-        tx: The open transaction. It has `now`, the time of the server, and `engine.by_server`, which is False if a test
-            passes its own clock.
+        tx: The open transaction. It provides `now`, the time of the server, and `engine.by_server`, which is False if a
+            test passes its own clock.
     """
 
     def lease_time(self, seconds: float) -> float:
@@ -1018,12 +1018,12 @@ def _has_no_key(row: RunRow) -> bool:
 
 
 def is_of_ticket(claim_id: str, ticket: str) -> bool:
-    """Whether a claim was made with a ticket. Its id may be raised above the run's last one; see `above`."""
+    """Whether a claim was made with a ticket. Its id may be raised above the run's last claim id; see `above`."""
     return claim_id[-ULID_RANDOM_LENGTH:] == ticket[-ULID_RANDOM_LENGTH:]
 
 
 def _released_by(row: RunRow, how: RunUpdate) -> bool:
-    """Return whether the row's claim is the one of `how`, or the one that it was renewed to."""
+    """Return whether the row's claim is the claim of `how`, or the claim that it was renewed to."""
     return row.claim_id == (above(how.renew, how.claim_id) if how.renew else how.claim_id)
 
 
@@ -1045,8 +1045,8 @@ def operations(rows: Callable[[Any], RunTransitions]) -> Mapping[str, Callable[.
 def replays(rows: Callable[[Any], RunTransitions]) -> Mapping[str, Callable[..., Any]]:
     """Return, by name, functions that return the result of an operation which may have been committed before.
 
-    An engine calls one if the claim that repeats the operation is not current any more. It raises `NotApplied` if the
-    operation was not committed.
+    An engine calls such a function if the claim that repeats the operation is not current any more. The function raises
+    `NotApplied` if the operation was not committed.
     """
     return {f"queue.{verb}": _bound(rows, f"{verb}_applied") for verb in ("insert", "claim", "settle", "post")}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .._core.lazy_exports import lazy_exports
 from .approvals import ApprovalRequest as ApprovalRequest
+from .finding import RunList as RunList
 from .open_run import SyncRun as SyncRun
 from .open_run import open_run as open_run
 from .open_run import open_run_sync as open_run_sync
@@ -24,6 +25,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {".reencryption": "Reencryption reencrypt"},
-        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunnerConfig Schedule Schedules SyncRun open_run open_run_sync"
-        " schedule",
+        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunList RunnerConfig Schedule Schedules SyncRun open_run "
+        "open_run_sync schedule",
     )

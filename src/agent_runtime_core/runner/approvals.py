@@ -1,4 +1,4 @@
-"""Open questions of runs to people: list them, and find the one that an answer is for."""
+"""Open questions of runs to people: list them, and find the question that an answer belongs to."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ApprovalRequest:
         run_id: The run that asks.
         run_key: The run id that you passed, if it was not a UUID; else None.
         agent_key: The key of the agent.
-        name: Name of the approval, or "in_doubt:" and the name of a step that a person has to review.
+        name: Name of the approval, or "in_doubt:" and the name of a step that a person must review.
         request_id: Identifies the question. Pass it to `runner.approve`.
         details: What the agent passed to `ctx.approve`; for a review, the name and the id of the step, and its tool
             call.
         schema: The JSON Schema that the answer must match.
         asked_at: When the run asked, as an aware datetime in UTC.
         approved_before: The run of the same lineage of forks that got this approval before.
-        cursor: Pass it as `after` to get the questions that follow this one.
+        cursor: Pass it as `after` to get the questions that follow.
         problem: Why the last message that was meant as an answer does not fit; None if there is none.
         tenant: Whose run it is; None for a run without a tenant.
     """
@@ -64,7 +64,7 @@ class ApprovalRequest:
 
 
 class _Position(NamedTuple):
-    """Where a question is in the list of all open ones."""
+    """Where a question is in the list of all open questions."""
 
     asked_at: float
     n: int  # of the run
@@ -117,7 +117,7 @@ async def open_requests(
     mail = dict(zip(runs, await asyncio.gather(*map(queue.mail, runs)), strict=True))
     asked = ((each[1], _request(*each, mail[each[1].run_id])) for each in first)
     found = [(row, request) for row, request in asked if request is not None]
-    if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last one
+    if len(found) < len(first) == limit:  # runs were deleted since: a shorter page would look like the last page
         last = first[-1][0].cursor()
         found += await open_requests(queue, limit - len(found), last, agent, tenant, metadata=metadata)
     return found
@@ -133,7 +133,7 @@ async def open_requests_of(queue: RunQueue, row: records.RunRow) -> list[Approva
 def _request(
     position: _Position, row: records.RunRow, question: records.OpenQuestion, mail: Sequence[records.MailboxMessage]
 ) -> ApprovalRequest | None:
-    """Return an open question with what the mailbox of the run has about it; None if the run was deleted."""
+    """Return an open question with what the mailbox of the run contains about it; None if the run was deleted."""
     message = next((each for each in mail if (each.kind, each.msg_id) == (records.QUESTION, question.request_id)), None)
     if message is None:
         return None
@@ -184,11 +184,11 @@ def _payload(run_id: object, message: records.MailboxMessage) -> dict[str, Any]:
 
 
 def _is_review(payload: dict[str, Any]) -> bool:
-    return "request_id" not in payload  # a "step.in_doubt" event has none
+    return "request_id" not in payload  # a "step.in_doubt" event contains none
 
 
 class AskedRequests:
-    """The requests of one name that a run has made, and how they were decided.
+    """The requests of one name that a run made, and how they were decided.
 
     Args:
         run_id: The run, as the caller names it.
@@ -211,8 +211,8 @@ class AskedRequests:
     async def of(cls, queue: RunQueue, bus: EventBus, run_id: str, name: str, called: object = None) -> AskedRequests:
         """Return the requests of that name in the mailbox of a run.
 
-        A run that asked under an older release has them in its event log only. `called` is the run as the caller names
-        it, if that is not `run_id`.
+        The requests of a run that asked under an older release are in its event log only. `called` is the run as the
+        caller names it, if that is not `run_id`.
         """
         mail = await queue.mail(run_id)
         payloads = {
@@ -230,11 +230,12 @@ class AskedRequests:
     def chosen(self, request_id: str | None, message_id: str | None) -> str | None:
         """Return the request that an answer is for, None if that was decided by another message.
 
-        It is the request to which the same message was posted before, else the one named, else the only open one.
+        It is the request to which the same message was posted before, else the named request, else the only open
+        request.
 
         Raises:
-            IllegalTransition: The code of the run has cancelled the wait for the answer.
-            InvalidArgument: Several requests are open, and none is named.
+            IllegalTransition: The code of the run cancelled the wait for the answer.
+            InvalidArgument: Several requests are open, and `request_id` names none of them.
         """
         given = {each: records.answer_id(each, message_id) for each in self.payloads if message_id}
         repeated = next((each for each, answer in given.items() if answer in self._received), None)
@@ -252,7 +253,7 @@ class AskedRequests:
         more = f" and {len(requests) - MOST_NAMED} more" if len(requests) > MOST_NAMED else ""
         subjects = [brief(each) for each in map(self._subject, requests[:MOST_NAMED]) if each is not None]
         about = f"They are about {', '.join(subjects)}. " if subjects else ""
-        # The HTTP API shows the last sentence, which has no contents.
+        # The HTTP API shows the last sentence, which is free of contents.
         fix = f"{about}Known: {', '.join(requests[:MOST_NAMED])}{more}."
         where = f"request_id of approval {brief(self._name)} of run {self._run_id!r}"
         return must(where, f"name one of {len(requests)} open requests", Shown("none"), fix)
@@ -271,7 +272,7 @@ class AskedRequests:
             found: The `decisions` in the mailbox of the run.
 
         Raises:
-            IllegalTransition: The code of the run has cancelled the wait for the answer.
+            IllegalTransition: The code of the run cancelled the wait for the answer.
         """
         message = found.get(request_id)
         if message is not None and (message.kind, message.payload) == (records.CLOSED, records.WAIT_CANCELLED):

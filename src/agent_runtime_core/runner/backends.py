@@ -66,7 +66,7 @@ class Backends(NamedTuple):
             raise refused(getattr(engine, "location", ""))
 
     async def close(self) -> None:
-        """Close all three, even if one of them fails."""
+        """Close all three, even if closing a backend fails."""
         async with AsyncExitStack() as closing:
             for backend in reversed(self):
                 closing.push_async_callback(backend.close)
@@ -89,10 +89,10 @@ def opening() -> Iterator[Callable[[_Opened], _Opened]]:
 
 
 def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
-    """Return a tracer for these trace sinks and the configured ones, or None if there are none.
+    """Return a tracer for these trace sinks and the configured sinks, or None if there are none.
 
     Raises:
-        InvalidArgument: One of them is not a trace sink.
+        InvalidArgument: An item is not a trace sink.
     """
     SETTINGS["trace_sinks"].check("trace_sinks", sinks)
     named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
@@ -140,7 +140,7 @@ def _read_only_engine(name: str, where: dict[str, Any]) -> Any:
 
 
 def open_built_in(where: dict[str, Any], name: str, max_retries: int) -> Backends:
-    """Open three backends of the library. `where` has their location, and other options that all of them take."""
+    """Open three backends of the library. `where` contains their location, and other options that all of them take."""
     with opening() as opened:
         queue = opened(get_queue(name, **where, max_retries=max_retries))
         return Backends(queue, opened(get_event_bus(name, **where)), opened(get_state_store(name, **where)))
@@ -154,7 +154,7 @@ def configured(
     *,
     max_retries: int = 3,
 ) -> Backends:
-    """Return the passed backends, and open the configured ones for the others. Those in memory share an engine."""
+    """Return the passed backends, and open the configured backends for the rest. Those in memory share an engine."""
     if config.backend_url is not None and queue is None and bus is None and state is None:
         return open_url(config.backend_url, durability=config.durability, max_retries=max_retries)
     given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]
@@ -181,8 +181,8 @@ def open_installed(url: str, *, max_retries: int, read_only: bool, **more: Any) 
     """Open the queue, the event bus and the state store at `url`. `more` is passed to the package.
 
     Raises:
-        InvalidArgument: The package that has the scheme does not return three backends.
-        StorageError: It raised an error that is none of this library.
+        InvalidArgument: The package that defines the scheme does not return three backends.
+        StorageError: It raised an error that does not belong to this library.
     """
     found = load_scheme(url)
     try:
@@ -208,7 +208,7 @@ def open_installed(url: str, *, max_retries: int, read_only: bool, **more: Any) 
 
 
 def _reject_commits(backends: tuple[Backend, ...]) -> None:
-    """Make these backends reject every commit. Those of one engine still share one."""
+    """Make these backends reject every commit. Backends of one engine still share an engine."""
     engines: dict[int, _RejectsCommits] = {}
     for backend in backends:
         committer: Any = backend.commits
@@ -233,7 +233,7 @@ class _RejectsCommits:
     commit_from_thread = commit_nowait = commit
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Any:
-        # A backend that commits by itself calls `listen` of this object as that of its engine, and has none.
+        # A backend that commits by itself calls `listen` of this object as its engine, and defines no `listen` itself.
         return None if self._own else self._committer.listen(topic, wake)
 
 

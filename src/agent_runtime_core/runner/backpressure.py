@@ -26,17 +26,17 @@ from ..events.base import EventBus
 REPORT_SECONDS: Final = 0.25  # between two reports of a reader that takes little
 LOOK_SECONDS: Final = 0.25  # between two looks of a run for readers in other processes
 POLL_SECONDS: Final = 0.1  # the same while there are some
-WAITING_POLL_SECONDS: Final = 0.02  # the same while the run waits for one of them
+WAITING_POLL_SECONDS: Final = 0.02  # the same while the run waits for a reader
 BYTES_PER_CHARACTER: Final = 6  # at most, as JSON
 
 
 class Reader:
-    """A reader that a run waits for. `cursor` is the first sequence number that it has not read."""
+    """A reader that a run waits for. `cursor` is the first sequence number that it did not read."""
 
     def __init__(self, buffer: _RunBuffer, cursor: int) -> None:
         self.cursor: int = cursor
         self.taken: int = 0  # bytes since its last report
-        self.is_due: asyncio.Event = asyncio.Event()  # it has taken enough for a report
+        self.is_due: asyncio.Event = asyncio.Event()  # it took enough for a report
         self.buffer: _RunBuffer = buffer
         self.look_again: Callable[[], object] | None = None  # called once this process does not execute the run
 
@@ -73,7 +73,7 @@ class _RunBuffer:
         return self._unsent > self.most
 
     def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """Count an event, and return what to await before the next one, if anything."""
+        """Count an event, and return what to await before the next, if anything."""
         with self.lock:
             self._unread.append((sequence, size))
             self._unsent += size
@@ -166,7 +166,7 @@ class Backpressure:
             await asyncio.wait({task})
 
     async def _report(self, bus: EventBus, run_id: str, reader: Reader) -> None:
-        """Report whenever the reader has taken half of what it may lag, else every 250 ms.
+        """Report whenever the reader took half of what it may lag, else every 250 ms.
 
         While this process executes the run, it needs no reports. Another process may take the run over.
         """
@@ -206,7 +206,7 @@ class Backpressure:
                 reader.look_again()
 
     def published(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """Count an event of a run, in bytes, and return what to await before the next one, if anything."""
+        """Count an event of a run, in bytes, and return what to await before the next, if anything."""
         buffer = self._buffers.get(run_id)
         waiter = None if buffer is None else buffer.published(sequence, size)
         if waiter is not None:
@@ -230,7 +230,7 @@ class Outlet:
     def __init__(self, flow: Backpressure, run_id: str, bus: EventBus) -> None:
         self._flow, self._run_id, self._bus = flow, run_id, bus
         self._clock: Clock = bus.clock
-        #: Characters of a text that may be published at once.
+        #: Characters of a text that may be published together.
         self.longest: int = max(flow.most // BYTES_PER_CHARACTER, 1)
         self._look_at = float("-inf") if bus.stores_readers else float("inf")
         self._looking: asyncio.Task[None] | None = None
@@ -244,7 +244,7 @@ class Outlet:
         return [text[at : at + size] for at in range(0, len(text), size)]
 
     def published(self, sequence: int, size: int) -> asyncio.Future[None] | None:
-        """Count a published piece, and return what to await before the next one, if anything."""
+        """Count a published piece, and return what to await before the next, if anything."""
         if self._looking is None and (now := self._clock.boot()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             self._looking = start_helper(self._look(), "agent-runtime-readers")
@@ -276,7 +276,7 @@ class Outlet:
 
 
 async def _first(*ways: Coroutine[Any, Any, Any]) -> None:
-    """Return when one of these coroutines has ended, and cancel the others."""
+    """Return when a coroutine of these ends, and cancel the others."""
     tasks: list[asyncio.Task[Any]] = [start_helper(each) for each in ways]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,7 @@ class End(NamedTuple):
     Attributes:
         row: The run.
         result: Its result.
-        agent: Its agent, if that has a completion hook.
+        agent: Its agent, if that defines a completion hook.
         operations: What the completion hook adds.
         event: The payload of its last event.
     """
@@ -53,10 +53,10 @@ async def cancel_tree(
     """Cancel a run and its child runs. `by` names who does it.
 
     Returns:
-        The runs that are running, and are asked to stop; None if the run has finished in the meantime.
+        The runs that are running, and are asked to stop; None if the run finished in the meantime.
 
     Raises:
-        RowChanged: The run's row has changed since it was read.
+        RowChanged: The run's row changed since it was read.
     """
     queue = backends.queue
     tree, earlier, known = [row], list[RunRow](), {row.run_id}
@@ -73,7 +73,7 @@ async def cancel_tree(
         if each.status == "running":
             queue_ops.append(queue.post_op(each.run_id, "cancel", "", "null", f"cancel:{each.generation}"))
             continue
-        # The message about who acts has made a waiting run pending.
+        # The message about who acts made a waiting run pending.
         expect = (each.status, "pending") if each is row and by is not None else (each.status,)
         queue_ops.append(Op("queue.end", (each.run_id, expect, "cancelled", now, CANCELLED_BY_CALLER)))
         end = await _cancelled_end(registry, each, CANCELLED_BY_CALLER)
@@ -116,7 +116,7 @@ async def _cancelled_end(registry: Registry, row: RunRow, reason: str) -> End:
 async def _after_end(backends: Backends, end: End, now: float, *, recorded: bool) -> None:
     """Record the end unless it is recorded, publish its events if that commit does not, and call the agent's hook.
 
-    Nothing is written if the run has been restarted: the journal then belongs to another generation.
+    Nothing is written if the run was restarted: the journal then belongs to another generation.
     """
     try:
         if not recorded:
@@ -144,7 +144,7 @@ async def _publish(backends: Backends, end: End, now: float) -> None:
     """Publish the end of a run, and before it the events that a claim which released the run could not publish."""
     row = end.row
     records = await backends.state.records(row.run_id) if row.claimed_at else []
-    # Not the end that a claim recorded and could not publish: the run has another end.
+    # Not the end that a claim recorded and could not publish: the run ended in another way.
     records = [each for each in records if each.claim_id and (each.kind != ENDED or each.attempt != row.generation)]
     events = await missing_events(backends.bus, row.run_id, records) if records else []
     events.append((f"end:{row.generation}", "run.cancelled", end.event, now))
@@ -201,9 +201,9 @@ def _events_derived(backends: Backends) -> bool:
 class AbandonedRuns:
     """Ends runs that are to be cancelled and whose claim is over, when no worker takes them over.
 
-    A worker that has the agent takes such a run over, so that its `cancel` hook runs. A run that no living worker can
-    take over is ended here, and so is a run that none has taken over within a heartbeat interval. A worker that claims
-    the run at the same time wins, or finds that the run has ended.
+    A worker with the agent takes such a run over, so that its `cancel` hook runs. A run that no living worker can take
+    over is ended here, and so is a run that no worker takes over within a heartbeat interval. A worker that claims the
+    run at the same time wins, or finds that the run ended.
 
     Args:
         backends: Where the runs are stored.
@@ -231,7 +231,7 @@ class AbandonedRuns:
 
         Args:
             run_id: The run.
-            waiting: The caller calls this again until the run has ended. Otherwise the heartbeat interval is measured
+            waiting: The caller calls this again until the run ends. Otherwise the heartbeat interval is measured
                 from the request to cancel.
         """
         row = await self._queue.row(run_id)
@@ -274,7 +274,7 @@ class AbandonedRuns:
         return clock.wall() - row.cancel_at >= self._interval and await self._is_over(row, self._interval)
 
     async def _is_over(self, row: RunRow, since: float = 0.0) -> bool:
-        """Return whether no claim holds the run: its lease has passed, that long ago, or its process has ended."""
+        """Return whether no claim holds the run: its lease ended that long ago, or its process ended."""
         if row.status != "running":
             return True
         over: bool = (await self._queue.commits.commit(None, [self._check(row, since, required=False)]))[0]
@@ -301,7 +301,7 @@ class AbandonedRuns:
                 ops.insert(0, self._check(row, required=True))
             await self._keep(row)
             await queue.commits.commit(None, ops)
-        except (RowChanged, LeaseLost):  # a worker has claimed it, or it has ended
+        except (RowChanged, LeaseLost):  # a worker claimed it, or it ended
             return
         log.warning(
             "run %s of agent %r finished: cancelled. Worker %r has ended, and no other worker took the run over, so "

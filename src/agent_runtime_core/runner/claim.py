@@ -41,7 +41,7 @@ class _AttemptWrites(FencedWrites):
     """The claim of one attempt, for stores other than the run's own.
 
     Args:
-        writer: The writer of this attempt, and not of a later one.
+        writer: The writer of this attempt, and not of a later attempt.
         control: Says whether the claim has ended.
         queue_engine: The engine of the queue.
         of_code: For the code of the run, which writes nothing once the attempt is stopped.
@@ -70,7 +70,7 @@ class HeldClaim(LeasedRun):
         config: Times of the runner.
         heartbeat: Extends the lease.
         tracer: Receives the run's events.
-        waits_in_memory: The run may wait without being parked. Such time does not count, so the lease has no end.
+        waits_in_memory: The run may wait without being parked. Such time does not count, so the lease never ends.
         inline: The run is executed in the task of its caller, who is told of an outage.
     """
 
@@ -127,7 +127,7 @@ class HeldClaim(LeasedRun):
     # -- lease
 
     def register(self) -> None:
-        """Have the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
+        """Let the heartbeat extend the lease, and report cancellation, mailbox messages and a lost lease."""
         self.reported_at: float = self.clock.monotonic()
         self.answered_at: float = self.reported_at
         self.ends: float = self.reported_at + self._longest
@@ -141,7 +141,7 @@ class HeldClaim(LeasedRun):
         self._heartbeat.drop(self.row.run_id, self)
 
     def abandon(self) -> None:
-        """Have the heartbeat release the claim: its event loop has stopped, so nothing can be awaited here."""
+        """Let the heartbeat release the claim: its event loop has stopped, so nothing can be awaited here."""
         self._heartbeat.abandon(self)
 
     def cancel(self) -> None:
@@ -177,7 +177,7 @@ class HeldClaim(LeasedRun):
         """Wait before a commit is repeated that an outage has failed; return False if the commit must fail.
 
         The code of the run does not learn of an outage that ends before the lease may end. The end or release of a
-        run is repeated until the store answers, because the store rejects it if another worker has the run by then.
+        run is repeated until the store answers, because the store rejects it if another worker owns the run by then.
         The time does not count against the time limits of the run: it cannot record anything.
         """
         control, now = self.control, self.clock.monotonic()
@@ -268,7 +268,7 @@ class HeldClaim(LeasedRun):
         return RunUpdate(row.claim_id, status, self.clock.wall(), crashes_in_row=crashes_in_row, **kept)
 
     def unchanged_release(self) -> RunUpdate:
-        """Return the change of the row that releases the claim: no attempt is used, and the next one resumes."""
+        """Return the change of the row that releases the claim: no attempt is used, and the next attempt resumes."""
         return self.run_update(
             "pending", parked=int(self.attempt_recorded), crashes_in_row=self.row.crashes_in_row, reason="handed back"
         )
@@ -367,7 +367,7 @@ class HeldClaim(LeasedRun):
         return result
 
     async def finish_interrupted_end(self, ended: Record, result: RunResult) -> None:
-        """Finish a run whose journal has an end and whose row has none: the claim before was lost in between.
+        """Finish a run whose journal contains its end and whose row does not: the claim before was lost in between.
 
         The caller logs the end.
         """
@@ -448,7 +448,7 @@ ISOLATION_TIMEOUT = 30.0  # seconds after the last start for which a crash suspe
 
 
 def is_crash_suspect(row: RunRow, max_crashes: int) -> bool:
-    """Return whether the next crash would be the run's last, unless it made progress since the one before.
+    """Return whether the next crash would be the run's last, unless it made progress since its last crash.
 
     A run that has not crashed is none, even with `max_crashes` 1: a worker would execute all runs one at a time.
     """
@@ -460,7 +460,7 @@ def crashes_without_progress(row: RunRow, recorded: int) -> int:
 
     Args:
         row: The run.
-        recorded: How many finished steps its journal has.
+        recorded: How many finished steps its journal contains.
     """
     if recorded <= max(row.min_step_count, 0):
         return row.crashes_in_row
@@ -534,7 +534,7 @@ class CrashSuspects:
         return self._recently_seen or bool(self._started and self._running())
 
     def claimable(self, free: int) -> int:
-        """Return for how many of its free slots the worker claims runs; after a suspect one at a time."""
+        """Return for how many of its free slots the worker claims runs; after a suspect, runs start one at a time."""
         if not self.is_careful():
             return free
         if self._busy() == 0:

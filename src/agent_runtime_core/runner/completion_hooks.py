@@ -29,15 +29,15 @@ class HistoryReader(ABC):
     async def read_history(self, ctx: Context, store: ConversationStore, conversation_id: UUID) -> StoredHistory | None:
         """Return the messages of the conversation, None if it does not exist.
 
-        If they may not be the newest ones, it sets `ctx.history_stale`.
+        If they may not be the newest messages, it sets `ctx.history_stale`.
         """
 
 
 class CompletionHook(ABC):
     """An agent whose methods are called when a run of it ends.
 
-    `result.status` is the final status, and `info` the run as it was before. If a run is cancelled while no worker has
-    claimed it, the process that cancels it calls its own agent with the run's key.
+    `result.status` is the final status, and `info` the run as it was before. If a run is cancelled while no worker
+    claims it, the process that cancels it calls its own agent with the run's key.
     """
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """Load the conversation of a run, and append the run's new messages to it.
 
-The journal records which message was the last one when the run started, so that a resumed run sees the same history.
-New messages have ids made of the run's id and a number, and are appended before the run ends: after a crash between the
-two the same messages are appended again, which changes nothing. A run that does not succeed appends its complete turns
-and the messages of its user (`kept_messages`). If it is resumed, each message is found again, and the results of calls
-that were open replace the messages that closed them.
+The journal records the last message at the start of the run, so that a resumed run sees the same history. New messages
+have ids made of the run's id and a number, and are appended before the run ends: after a crash between the two the same
+messages are appended again, which changes nothing. A run that does not succeed appends its complete turns and the
+messages of its user (`kept_messages`). If it is resumed, each message is found again, and the results of calls that
+were open replace the messages that closed them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ConversationHistory:
         self.agent: str = row.agent
         self._name = conversation_name(row.conversation)
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
-        self._number = row.arrival  # distinguishes the run from a deleted one with the same id
+        self._number = row.arrival  # distinguishes the run from a deleted run with the same id
         self._loaded: list[Mapping[str, Any]] = []  # without the leading prompts
         self._is_long: bool | None = None  # whether a saved result refers to them; None if not known yet
         self._input_messages: list[Any] = []  # messages of the input that are not in the conversation yet
@@ -63,10 +63,10 @@ class ConversationHistory:
         self._base: UUID = self.run_id  # what the ids of the messages of this run are made of
         self._leaf: ConversationMessage | None = None  # the last loaded message
         self._stored = False  # the conversation exists
-        self._saved_before = False  # it has messages of an earlier execution of this run
+        self._saved_before = False  # it contains messages of an earlier execution of this run
 
     async def load(self, ctx: Context, read: ReadHistory | None = None) -> None:
-        """Put the earlier messages before those of the input, unless the input begins with them already.
+        """Put the earlier messages before the messages of the input, unless the input begins with them already.
 
         Args:
             ctx: The context.
@@ -84,7 +84,7 @@ class ConversationHistory:
                 "leaf": None if leaf is None else str(leaf.id),
                 "branch": None if branch is None else str(branch),
             }
-            # The run starts now: messages with its ids are those of a deleted run whose id it has.
+            # The run starts now: messages with its ids belong to a deleted run with the same id.
             return {**found, "number": self._number} if self._is_in(stored) else found
 
         if ctx.started_without("history"):
@@ -104,11 +104,11 @@ class ConversationHistory:
         ctx.history = list(ctx.input_messages)
 
     async def load_recorded(self, records: Iterable[Record], messages: Sequence[Any]) -> bool:
-        """Read the conversation for a run whose code is not executed; return whether its code has loaded it before.
+        """Read the conversation for a run whose code is not executed; return whether its code loaded it before.
 
         Args:
             records: The journal of the run.
-            messages: Those of its input.
+            messages: The messages of its input.
         """
         pins = (each for each in records if each.kind == DONE and each.name == "history" and each.key[:2] == "v:")
         if (pin := next(pins, None)) is None:
@@ -118,7 +118,7 @@ class ConversationHistory:
         return True
 
     async def _pin(self, stored: StoredHistory | None, pinned: dict[str, Any], messages: Sequence[Any]) -> list[Any]:
-        """Load the messages up to the pinned one, and return the prompts."""
+        """Load the messages up to the pinned message, and return the prompts."""
         self._pinned_leaf, leaf = pinned, pinned["leaf"]
         if "number" in pinned:
             self._base = uuid5(self.run_id, f"run:{pinned['number']}")
@@ -129,7 +129,7 @@ class ConversationHistory:
         return prompts
 
     def _is_in(self, stored: StoredHistory | None) -> bool:
-        """Return whether a conversation has messages of this run."""
+        """Return whether a conversation contains messages of this run."""
         first = (self._own_id("message", 0), self._own_id("sent", 0))
         return stored is not None and any(each in stored for each in first)
 
@@ -153,7 +153,7 @@ class ConversationHistory:
             sent: The messages that were sent to the run while it was executed.
             result: The result of the run. Without turns, its messages are used.
             rejected: Whether the provider rejected the last request. Messages of the user that no other request
-                contained are marked so that no later request has them.
+                contained are marked so that no later request contains them.
             unanswered: Whether to keep messages of the user that no complete turn follows.
         """
         new = self._new_messages(result) if result.final_messages else []
@@ -183,8 +183,8 @@ class ConversationHistory:
 
         Args:
             messages: All messages of the run, in their order.
-            answered: Whether the run has succeeded.
-            accepted: Those that a provider has accepted in a request, if the run has not succeeded.
+            answered: Whether the run succeeded.
+            accepted: The messages that a provider accepted in a request, if the run did not succeed.
         """
         if self._saved_before and (stored := await self.store.get(self.conversation_id)) is not None:
             self._match(stored.messages, messages)
@@ -207,7 +207,7 @@ class ConversationHistory:
             await self.store.save(stored)
 
     def _match(self, stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]) -> None:
-        """Give messages of this run the ids under which an earlier execution stored them, and the others new ones."""
+        """Give messages of this run the ids under which an earlier execution stored them, and new ids to the others."""
         own, taken, at, number = self._own_messages(stored, messages), {each.id for each in stored}, 0, len(messages)
         for message in messages:
             found = next((n for n in range(at, len(own)) if _is_same(own[n], message)), None)
@@ -221,7 +221,7 @@ class ConversationHistory:
     def _own_messages(
         self, stored: Sequence[ConversationMessage], new: Sequence[ConversationMessage]
     ) -> list[ConversationMessage]:
-        """Return the messages of this run in the conversation, which an earlier execution has stored."""
+        """Return the messages of this run in the conversation, which an earlier execution stored."""
         others = (each.position for each in stored if each.run_id == self.run_id and each.position is not None)
         most = max([len(stored) + len(new), *(each + 1 for each in others)])
         ids = {self._own_id(kind, number) for kind in ("message", "sent") for number in range(most)}
@@ -251,9 +251,9 @@ class ConversationHistory:
         return [*self._input_messages, *messages] if known is None else messages[known - len(self._input_messages) :]
 
     def _with_ids(self, new: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
-        """Return new messages as those of the run's branch. The first message of a branch names its parent.
+        """Return new messages as messages of the run's branch. The first message of a branch names its parent.
 
-        If both have the same role, the new one would replace its parent: the branch then begins with a copy of the
+        If both roles are the same, the new message would replace its parent: the branch then begins with a copy of the
         parent.
         """
         branch = uuid5(self._base, "branch") if self.forked else _uuid(self._pinned_leaf["branch"])
@@ -287,7 +287,7 @@ class ConversationHistory:
 async def merged_history(
     store: ConversationStore, conversation_id: UUID, leaf: str | None, messages: list[Any]
 ) -> list[Any]:
-    """Return the messages that a run started with: its conversation up to the message `leaf`, and those of its input.
+    """Return the messages that a run started with: its conversation up to the message `leaf`, and its input.
 
     Raises:
         InvalidArgument: The conversation was deleted.
@@ -306,7 +306,7 @@ async def _joined(
 ) -> tuple[list[Any], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the prompts, the conversation, and the messages of the input that it does not contain yet.
 
-    The code of the run may modify all of them, so those of the conversation are copies.
+    The code of the run may modify all of them, so the messages of the conversation are copies.
     """
     prompts, passed = split_prompts(messages)
     new = _beyond(passed, path.chats)
@@ -318,7 +318,7 @@ async def _joined(
 
 
 async def restore_history(store: ConversationStore, result: RunResult, omitted: OmittedHistory) -> RunResult:
-    """Put the messages that a saved result refers to into it, if the conversation still has them."""
+    """Put the messages that a saved result refers to into it, if they are still in the conversation."""
     stored = await read_history(store, UUID(omitted.conversation_id))
     try:
         path = ChatPath() if stored is None else await stored.path_to(UUID(omitted.leaf))
@@ -339,7 +339,7 @@ async def restore_history(store: ConversationStore, result: RunResult, omitted: 
 
 def _is_long(chats: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether messages have more than `MAX_INLINE_HISTORY` bytes as JSON. Only so many are encoded."""
-    left = MAX_INLINE_HISTORY - 1  # each part has two brackets, of which one counts as the comma after it
+    left = MAX_INLINE_HISTORY - 1  # each part is in two brackets, and one of them counts as the comma after it
     for start in range(0, len(chats), _ENCODED_AT_ONCE):
         left -= len(encode(chats[start : start + _ENCODED_AT_ONCE], max_bytes=_UNLIMITED)) - 1
         if left < 0:
@@ -359,10 +359,10 @@ def _is_same(stored: ConversationMessage, message: ConversationMessage) -> bool:
 
 
 def _correct(stored: ConversationMessage, new: ConversationMessage, *, answered: bool, accepted: bool) -> bool:
-    """Correct a stored message of the run, and return whether that has changed it.
+    """Correct a stored message of the run, and return whether that changed it.
 
-    A message that was open gets its new content, and an answer that of the last execution. The marks follow from how
-    the run has ended now.
+    A message that was open gets its new content, and an answer gets the content of the last execution. The marks follow
+    from how the run ended now.
     """
     before = replace(stored)
     marks = {OPEN, UNANSWERED, REJECTED}
@@ -385,7 +385,7 @@ def _correct(stored: ConversationMessage, new: ConversationMessage, *, answered:
 
 
 def _moved(stored: Sequence[ConversationMessage], messages: Sequence[ConversationMessage]) -> list[ConversationMessage]:
-    """Return the stored messages, with those of the run after the message that they follow in `messages`."""
+    """Return the stored messages, with the messages of the run after the message that they follow in `messages`."""
     by_id, order = {each.id: each for each in stored}, [each.id for each in stored]
     for before, each in pairwise(messages):
         if each.id in by_id and before.id in by_id and order.index(each.id) < order.index(before.id):
@@ -402,8 +402,8 @@ def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]
     """Return the messages that the conversation `known` does not contain.
 
     A client that stores the conversation sends all of it with each message, or the last part of it, and often without
-    the tool calls. Only such an input contains answers. An input without one that happens to start with the text of the
-    last message is new.
+    the tool calls. Only such an input contains answers. An input without answers that happens to start with the text of
+    the last message is new.
     """
     if begins(messages, known):
         return messages[len(known) :]
@@ -416,7 +416,7 @@ def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]
 
 
 def _repeated(messages: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many messages at the start repeat those of `known`, with or without tool calls and their results.
+    """Return how many messages at the start repeat the messages `known`, with or without tool calls and their results.
 
     Returns 0 if another message is missing.
     """
@@ -440,8 +440,8 @@ class Kept:
 
     Attributes:
         chat: The message.
-        accepted: A provider has accepted a request with it.
-        from_user: It is one of the input, or was sent to the run.
+        accepted: A provider accepted a request with it.
+        from_user: It comes from the input, or was sent to the run.
         is_tail: No complete turn of the run follows.
         number: Its number in the messages that were sent to the run, None for others.
         marks: Marks of the stored message.
@@ -461,14 +461,14 @@ def kept_messages(
 ) -> list[Kept]:  # fmt: skip
     """Return the messages of a run that stay: its complete turns, then the messages of its user after them.
 
-    A turn is complete with the results of its tool calls. Calls without a result get one that says so. Answers without
-    a tool call stay only before another complete turn: the run has failed, and so has its last answer.
+    A turn is complete with the results of its tool calls. A call without a result gets a result that says so. Answers
+    without a tool call stay only before another complete turn: the run failed, and so did its last answer.
 
     Args:
         loaded: The history that the run began with.
         given: The messages of its input after that.
         turns: The turns of its agent loops.
-        returned: The messages that its agent returned, from those of the input on. Used if there are no turns.
+        returned: The messages that its agent returned, from the messages of the input on. Used if there are no turns.
         sent: The messages that were sent to the run.
         rejected: Whether the provider rejected the last request.
     """
@@ -494,7 +494,7 @@ def _of_turns(
     items, end = [Kept(each, accepted=True, from_user=True) for each in given], 0
     for number, turn in enumerate(turns):
         said = turn.said if not turn.is_first else []
-        if turn.is_first and not turn.continues:  # all of its conversation, or another one
+        if turn.is_first and not turn.continues:  # all of its conversation, or another conversation
             whole = split_prompts(turn.said)[1]
             known = overlap([*loaded, *(each.chat for each in items)], whole, 1)
             said = [] if known is None else whole[known:]
@@ -531,11 +531,11 @@ def _of_result(given: Sequence[Mapping[str, Any]], returned: Sequence[Mapping[st
 
 
 def _number(kept: list[Kept], given: int, sent: Sequence[Mapping[str, Any]]) -> None:
-    """Number the messages that were sent to the run, and add the messages that its agent has not received.
+    """Number the messages that were sent to the run, and add the messages that its agent did not receive.
 
     Args:
-        kept: The messages of the run. The first ones are those of its input.
-        given: How many those are.
+        kept: The messages of the run. The first messages are the input.
+        given: How many messages are the input.
         sent: All messages that were sent to the run.
     """
     left = [*enumerate(sent)]
@@ -574,9 +574,9 @@ def begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, A
 
 
 def overlap(known: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]], least: int) -> int | None:
-    """Return how many messages at the end of `known` are the first ones of `messages`; None if fewer than `least`.
+    """Return how many messages at the end of `known` are the first messages of `messages`; None if fewer than `least`.
 
-    If the input had no messages (`least` is 0), messages that only repeat the end of a longer history are new ones.
+    If the input contained no messages (`least` is 0), messages that only repeat the end of a longer history are new.
     """
     for count in range(min(len(known), len(messages)), least - 1, -1):
         adds = least > 0 or count < len(messages) or count in (0, len(known))

@@ -68,7 +68,7 @@ class Erasure:
         documents: How many documents, by kind.
         unknown: The runs that were named and are not stored.
         left: Why something is still stored, by its place.
-        audited: Whether the audit store has a record of it.
+        audited: Whether the audit store contains a record of it.
     """
 
     dry_run: bool = False
@@ -96,10 +96,10 @@ class StoreParts:
 
     Attributes:
         backends: The queue, the events and the state.
-        stores: The document stores of the runner; none if it uses those of the process.
+        stores: The document stores of the runner; none if it uses the stores of the process.
         manager: The manager of these stores.
         fenced: Further stores, which know the claims of runs.
-        cancel: Cancels a run, and waits until it has ended.
+        cancel: Cancels a run, and waits until it ends.
     """
 
     backends: Backends
@@ -433,7 +433,7 @@ class _Erasing:
     async def _blank_messages(self, rows: Sequence[RunRow]) -> None:
         """Replace the texts that erased runs have appended to conversations which stay.
 
-        The messages are not deleted: later runs of the conversation begin at one of them.
+        The messages are not deleted: later runs of the conversation begin at these messages.
         """
         manager, runs = self._place.manager, defaultdict[tuple[str, str], set[str]](set)
         for row in rows:
@@ -524,7 +524,7 @@ async def _delete(table: Collection, keys: Sequence[str]) -> None:
 
 
 def _owner_of(space: str | None) -> str | None:
-    """Return the tenant whose documents a space contains, "" for none. None: the documents are not those of runs."""
+    """Return the tenant whose documents a space contains, "" for none. None if the documents do not belong to runs."""
     if space is None or space.partition(":")[0] == "langgraph":
         return None
     found = _OF_TENANT.match(space)

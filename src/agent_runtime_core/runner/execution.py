@@ -1,4 +1,4 @@
-"""Execute a claimed run until it has finished, is parked, is released, or is lost to another worker."""
+"""Execute a claimed run until it is finished, parked, released, or lost to another worker."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ from . import outcomes
 from .backends import Backends
 from .claim import OUTAGE_DELAY, OUTAGE_PAUSE, HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
+from .finding import VERSION
 from .guarded_calls import GuardedCalls
 from .heartbeat import Heartbeat
-from .left_runs import VERSION, LeftRuns, version_mismatch
+from .left_runs import LeftRuns, version_mismatch
 from .outcomes import (
     JITTER,
     AskAgent,
@@ -150,7 +151,7 @@ class RunExecution:
         """Execute the run.
 
         Returns:
-            The run's result; None if it has none yet, because it is parked, released, or lost to another worker.
+            The run's result; None if there is none yet, because it is parked, released, or lost to another worker.
         """
         self.started = True
         await self.require_readable()
@@ -174,7 +175,7 @@ class RunExecution:
             elif isinstance(error, UNREADABLE):  # by this process; a damaged store does not get better with time
                 await self.claim.release_after(error, self._jitter())
             raise
-        except GeneratorExit:  # the event loop has stopped: nothing can be awaited
+        except GeneratorExit:  # the event loop is stopped: nothing can be awaited
             self.control.stop(Stop.LOST)
             self.claim.abandon()
             raise
@@ -197,8 +198,8 @@ class RunExecution:
     async def require_readable(self) -> None:
         """Release the claim if this process cannot decode the contents of the run, and raise why.
 
-        An inline run is released at once. The worker that claims it again is perhaps the same, which must not repeat
-        that without a pause.
+        An inline run is released immediately. The worker that claims it again is perhaps the same, which must not
+        repeat that without a pause.
         """
         if (error := unreadable(self.claim.row)) is not None:
             await self.claim.release_unstarted(None if self.inline else error, self._jitter())
@@ -242,7 +243,7 @@ class RunExecution:
                 pause = OUTAGE_PAUSE if self._has_progressed() else min(2 * pause, OUTAGE_DELAY)
                 await self.calls.pause(pause)
                 if await self.claim.outlast_outage() and decision.error is not None:
-                    # Another store than that of the claim has failed.
+                    # Another store than the claim's failed.
                     other = StoreOutage.of(self.services, self.claim.clock, "of this runner")
                     other.noticed(decision.error)
                 if self.services.slots is not None:
@@ -255,8 +256,8 @@ class RunExecution:
             resumed = True
 
     async def _start_attempt(self, *, resumed: bool) -> Decision:
-        # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and
-        # released may have one; so has a fork, whose mark counts its records.
+        # At its very first claim a run has no journal, so nothing is read. A run that was claimed before and released
+        # may have a journal; so does a fork, whose mark counts its records.
         row, writer = self.claim.row, self.claim.writer
         is_first = not (row.failures or row.crashes) and row.generation == 1 and row.min_step_count < 0
         fresh = is_first and not row.parked and row.started_at == row.claimed_at and not resumed
@@ -291,8 +292,8 @@ class RunExecution:
     def check_journal_length(self, journal: RunJournal) -> None:
         """Reject a journal that was longer when the row was last written.
 
-        Each record has a checksum, but only the row's `mark` shows that records are missing. A journal on another
-        engine than the row is not checked: it may have been in the memory of a process that has ended.
+        Each record contains a checksum, but only the row's `mark` shows that records are missing. A journal on another
+        engine than the row is not checked: it may have been in the memory of a process that ended.
         """
         row = self.claim.row
         if journal.view.ends < row.min_step_count and self.backends.together:
@@ -369,7 +370,7 @@ class RunExecution:
     async def record_start(self, journal: RunJournal, records: Sequence[Record]) -> None:
         """Record that the attempt started, or resumes what is in these records."""
         row = self.claim.row
-        # Without a tenant the record is that of releases without tenants.
+        # Without a tenant the record has the form of releases without tenants.
         started = {"tenant": row.tenant} if row.tenant else {}
         if (version := getattr(self.agent, "code_version", None)) is not None:
             started[VERSION] = version
@@ -422,7 +423,7 @@ class RunExecution:
             # Nothing will end these waits. Left to the garbage collector, their `finally` blocks could not await.
             await self.cancel_all(waiting)
         if control.stall_clock is not None:
-            control.note_progress()  # the code has ended; what follows is the runner's work
+            control.note_progress()  # the code ended; what follows is the runner's work
         return await self._apply(self._decide(task, ctx), ctx)
 
     def _decide(self, task: asyncio.Task[Any], ctx: Context) -> Decision:
@@ -444,7 +445,7 @@ class RunExecution:
         cause = deciding_error(error)
         if isinstance(cause, (LeaseLost, KeyboardInterrupt, *OUTAGE, *UNREADABLE)):
             raise cause
-        if isinstance(cause, JournalMismatch):  # of a framework, which the context has not raised
+        if isinstance(cause, JournalMismatch):  # of a framework, which the context did not raise
             ctx.journal.leave(cause)
             if (stop := self.control.stopped) is not None:
                 return outcomes.of_stop(stop, facts)
@@ -481,7 +482,7 @@ class RunExecution:
     # -- carrying a decision out
 
     async def _apply(self, decision: Decision, ctx: Context | None) -> Decision:
-        """Carry a decision out; return the last one, which may have followed from a hook or a store."""
+        """Carry a decision out; return the last decision, which may follow from a hook or a store."""
         while isinstance(decision, AskAgent):
             assert ctx is not None
             decision = await self._ask_agent(decision.error, ctx)
@@ -536,7 +537,7 @@ class RunExecution:
         Its calls are counted separately: the code of the run, which may be resumed later, does not make them.
 
         Returns:
-            False if the worker left before the hook had ended, so that another worker has to call it again.
+            False if the worker left before the end of the hook, so that another worker must call it again.
         """
         key = f"cancel:{self.claim.row.generation}"
         self.control.cancel_hook = ctx.journal.keys.cancel_hook = scope = StepScope(ctx.journal.token, "cancel", key, 1)
@@ -553,7 +554,7 @@ class RunExecution:
         return True
 
     async def _end_cancelled(self, returned: RunResult | None, ctx: Context) -> bool:
-        """Finish a cancelled run after its hook. Returns False if the hook has to be called again."""
+        """Finish a cancelled run after its hook. Returns False if the hook must be called again."""
         if not await self._call_cancel_hook(ctx):
             return False
         if returned is not None and isinstance(returned.final_messages, list):
@@ -595,7 +596,7 @@ class RunExecution:
             ctx: The context of the run; None if its code was not started.
 
         Raises:
-            NotSaved: The run has succeeded, and its messages cannot be saved.
+            NotSaved: The run succeeded, but its messages cannot be saved.
         """
         claim = self.claim
         end = redacted_end(claim.writer.redaction, end, claim.row.run_id)
@@ -743,7 +744,7 @@ class RunExecution:
         control, calls = self.control, self.calls
         task.add_done_callback(lambda _: control.notify())  # `_run_agent` may never have begun
         while not task.done():
-            if control.cancel_requested:  # it has a grace, and is abandoned after that
+            if control.cancel_requested:  # it gets a grace, and is abandoned after that
                 await self._cancel_agent(task)
                 return task.done()
             if (left := calls.time_left()) > 0:
@@ -754,7 +755,7 @@ class RunExecution:
         return True
 
     def _restart_timer(self) -> bool:
-        """Add the time that deferrals have used, if the run has recorded a step since; return False if not."""
+        """Add the time that deferrals used, if the run recorded a step since; return False if not."""
         if not self._deferred_seconds or len(self._completed) <= self._completed_at_start:
             return False
         self.calls.time_limit_at += self._deferred_seconds

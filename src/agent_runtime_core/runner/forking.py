@@ -1,4 +1,4 @@
-"""Create a new run from the saved results of another one.
+"""Create a new run from the saved results of another run.
 
 The copied records publish no events, and their usage does not count for the new run. The new run joins its lineage
 first, while its source is stored. If state and queue share an engine, one commit writes the rest. Else the journal is
@@ -26,6 +26,7 @@ from .._execution.step_journal import RunJournal, StepJournal
 from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.event import Event, payload_of
+from ..queue.contents import tags_in, without_tags
 from ..queue.records import LIVE, RunRow, same_input
 from .backends import Backends
 
@@ -81,7 +82,7 @@ async def _journal_until(
 
 
 def _cut_point(source: RunRow, records: Sequence[Record], after: After) -> Record | None:
-    """Return the record of the step `after`; of several, the last one."""
+    """Return the record of the step `after`; of several records, the last."""
     done = [each for each in records if each.kind == DONE]
     if after is None:
         return done[-1] if done else None
@@ -136,7 +137,7 @@ def _state_of(event: Event) -> str:
 def _copies(
     whole: RunJournal, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
 ) -> list[Record]:
-    """Return the records that another run can resume from: results, and failures that the code has handled."""
+    """Return the records that another run can resume from: results, and failures that the code handled."""
     journal = StepJournal(whole.writer, records)
     handled = {each.seq for each in journal.view.swallowed_failures.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in handled]
@@ -206,12 +207,13 @@ def _row(
     about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None, **more}
     if cut is not None:
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
-    metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
+    before = cast("dict[str, Any]", decode(source.metadata))
+    metadata = {**without_tags(before), FORKED_FROM: about}
     input_ = cast("dict[str, Any]", decode(source.input)) if input is None else input
     key, tenant = source.concurrency_key, source.tenant
     return backends.queue.new_row(
         new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant,
-        concurrency_limit=source.concurrency_limit,
+        tags=tags_in(before), concurrency_limit=source.concurrency_limit,
     ).with_values(rate=source.rate, turn=source.turn)  # fmt: skip
 
 
@@ -227,7 +229,7 @@ def _same(row: RunRow, stored: RunRow, after: After) -> bool:
 async def _join(backends: Backends, source: RunRow, records: Sequence[Record], origin: str, run_id: str) -> None:
     """Make a fork a member of its lineage while its source is stored.
 
-    A deletion of the source before that has removed the rows of the lineage. A later one keeps them.
+    A deletion of the source before that removed the rows of the lineage. A later deletion keeps them.
 
     Raises:
         UnknownRun: The source was deleted since its journal was read.
@@ -252,7 +254,7 @@ async def _is_deleted(backends: Backends, source: RunRow, records: Sequence[Reco
 
 
 async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
-    """Store the new run; return the stored row, perhaps of another caller, or None if another fork has the journal."""
+    """Store the new run; return the stored row, perhaps of another caller, or None if another fork owns the journal."""
     stored = await backends.state.records(row.run_id)
     if list(map(_compared, stored)) == list(map(_compared, copies[: len(stored)])):
         with contextlib.suppress(LeaseLost):
@@ -272,7 +274,7 @@ def _id_taken(row: RunRow, why: str) -> IdempotencyConflict:
 async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:
     """Store the new run, and return the row that is stored under its id then."""
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
-    # The lowest fence is refused if the new run has been claimed already.
+    # The lowest fence is refused if the new run was claimed already.
     ops = [Op(INSTALL, (key, LOWEST_TOKEN)), *(Op("journal.append", (key, each)) for each in copies)]
     if checkpoint is not None:
         ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))

@@ -35,7 +35,7 @@ class GuardedCalls:
         row: The run. Only its names and its deadline are used, which stay the same for all attempts.
         clock: The clock of the run.
         control: Cancellation, release and paused time of the run.
-        grace: Seconds that a run has to stop once it must.
+        grace: Seconds in which a run must stop once it is asked to.
         stall: Seconds for which an attempt may record nothing; None for no limit.
     """
 
@@ -65,7 +65,7 @@ class GuardedCalls:
         return left if deadline is None else min(left, deadline - clock.wall())
 
     def stall_left(self, limit: float) -> float:
-        """Return the seconds for which the attempt may still record nothing. After a wait it has all of them again."""
+        """Return the seconds for which the attempt may still record nothing. A wait restores all of them."""
         if self.control.paused_at is not None:
             return max(limit, MIN_CHECK_SECONDS)
         return self.control.active_at + limit - self.clock.monotonic()
@@ -75,7 +75,7 @@ class GuardedCalls:
         control = self.control
         if control.lost or (within and control.parked):
             return 0.0
-        if control.release_requested:  # the worker has waited for the grace already
+        if control.release_requested:  # the worker waited for the grace already
             return LEAVE_SECONDS
         return float("inf") if within and not control.cancelled else max(self.grace, LEAVE_SECONDS)
 
@@ -83,12 +83,12 @@ class GuardedCalls:
         self, work: Coroutine[Any, Any, T], what: str, *, within: bool = True,
         context: contextvars.Context | None = None,
     ) -> T:  # fmt: skip
-        """Await `work` in a task of its own.
+        """Await `work` in a separate task.
 
         Args:
             work: The call.
             what: How messages name it.
-            within: The call is part of the attempt and has the time that is left of it. Other calls have the grace.
+            within: The call is part of the attempt and uses the time that is left of it. Other calls use the grace.
             context: The context in which it runs.
 
         Raises:
@@ -96,7 +96,7 @@ class GuardedCalls:
         """
         try:
             task = start_soon(work, context=context)
-        except RuntimeError:  # the event loop has stopped
+        except RuntimeError:  # the event loop is stopped
             work.close()
             raise
         now, until = self.clock.monotonic, float("inf")
@@ -136,7 +136,7 @@ class GuardedCalls:
             timer.cancel()
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not longer than until the run must stop or its deadline has passed."""
+        """Sleep, but not longer than until the run must stop or its deadline is reached."""
         if (deadline := self.row.deadline) is not None:
             seconds = min(seconds, deadline - self.clock.wall())
         sleep = start_soon(self.clock.sleep_for(seconds))

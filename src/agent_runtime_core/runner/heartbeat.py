@@ -74,7 +74,7 @@ def _claims(held: Iterable[LeasedRun]) -> list[_Claim]:
 
 
 class Heartbeat:
-    """Extends the leases of a runner while it has any.
+    """Extends the leases of a runner while it holds any.
 
     Args:
         queue: Where the claims are.
@@ -124,13 +124,13 @@ class Heartbeat:
             self._beat_in(held.loop)
 
     def drop(self, run_id: str, held: LeasedRun | None = None) -> None:
-        """Stop extending the lease of a run; with `held` only that of this claim, and not of a later one."""
+        """Stop extending the lease of a run; with `held` only the lease of this claim, and not of a later claim."""
         with self._lock:
             if run_id in self._leased and held in (None, self._leased[run_id]):
                 del self._leased[run_id]
 
     def abandon(self, held: LeasedRun) -> None:
-        """Release a claim whose event loop has stopped, with the next beat or before the next claim of this process."""
+        """Release a claim whose event loop is stopped, with the next beat or before the next claim of this process."""
         with self._lock:
             if self._leased.get(held.row.run_id) is held:
                 self._abandoned.append(self._leased.pop(held.row.run_id))
@@ -139,7 +139,7 @@ class Heartbeat:
         """Remove the claims that no code executes any more, and return what releases them.
 
         Args:
-            run_id: A run that is about to be taken. Its claim is removed too if the task that opened it has ended: the
+            run_id: A run that is about to be taken. Its claim is removed too if the task that opened it ended: the
                 caller opens it again, as when a cell of a notebook is executed again.
         """
         if not self._leased and not self._abandoned:
@@ -279,7 +279,7 @@ class Heartbeat:
     # -- notifications
 
     def _cancelled(self, run_id: str) -> None:
-        """Cancel a run that code of this process, in any event loop, has cancelled."""
+        """Cancel a run that code of this process, in any event loop, cancelled."""
         held = self._leased.get(run_id)
         if held is None:
             return
@@ -289,7 +289,7 @@ class Heartbeat:
             call_in_loop(held.loop, held.cancel)
 
     def _mail(self) -> None:
-        """Have every loop with claims read its runs, because a mailbox has a new message."""
+        """Have every loop with claims read its runs, because there is a new message in a mailbox."""
         for loop, (changed, _) in tuple(self._watchers.items()):
             call_in_loop(loop, changed.set)
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterable
 from typing import Final
 
-from .._core.codec.json import decode, encode
+from .._core.codec.json import encode
 from .._core.event_types import EventType
 from .._core.log import log
 from .._execution.result_codec import error_payload, redacted_error
 from .._execution.run_control import Stop
-from .._journal.record import ATTEMPT, Record, is_copied
+from .._journal.record import Record
 from ..errors import text_of
 from ..interfaces import AgentRuntime, ErrorInfo
 from ..queue.base import RunQueue
-from ..queue.records import CODE_VERSION, MailboxMessage, RunRow
+from ..queue.records import MailboxMessage, RunRow
 from .claim import HeldClaim
+from .finding import code_version_of
 from .outcomes import stored_details
 from .processes import ListedProcess, processes
 from .settings import RunnerConfig
 
-VERSION: Final = "code_version"  # field of the record of an attempt
 REASON: Final = Stop.OTHER_CODE.value  # of the row of such a run
 _LEFT_BY: Final = (
     "left by "  # begins the fields of the error that name a process, with the time at which it left the run
@@ -35,7 +34,7 @@ _LONGEST_DELAY: Final = 15.0
 
 
 class _Classes:
-    """The classes of agents, by what they have executed. A reloaded class is another one."""
+    """The classes of agents, by what they executed. A reloaded class is another class."""
 
     def __init__(self) -> None:
         self._classes: dict[str, weakref.ref[type]] = {}
@@ -54,7 +53,7 @@ class _Classes:
 class LeftRuns:
     """Decides whether a worker leaves a run, and keeps it from executing that run again.
 
-    The row of the run names the processes that have left it, so the last one of them knows that it is the last.
+    The row of the run names the processes that left it, so the last of them knows that it is the last.
 
     Args:
         queue: The queue of the worker.
@@ -68,7 +67,7 @@ class LeftRuns:
         self._offered: set[str] = set()  # runs that were released without a delay, the last time
 
     def executed(self, claim_id: str, agent: AgentRuntime) -> None:
-        """Note that this process has executed the agent under a claim that did not finish its run."""
+        """Note that this process executed the agent under a claim that did not finish its run."""
         self._executed.add(claim_id, agent)
 
     def is_of_other_code(self, agent: AgentRuntime, claim_id: str) -> bool:
@@ -110,7 +109,7 @@ class LeftRuns:
         return True
 
     async def leave_again(self, claim: HeldClaim, agent: AgentRuntime) -> bool:
-        """Release a run that this worker has left before; return False if the run is to be executed here."""
+        """Release a run that this worker left before; return False if the run is to be executed here."""
         row, now = claim.row, self._queue.clock.wall()
         if row.reason != REASON or not self._left.has(row.run_id, agent):
             return False
@@ -124,7 +123,7 @@ class LeftRuns:
         """Return when the run may be claimed again: in turns immediately and after a delay.
 
         While it is ready, the others hear of it and are as fast as this worker. The end of a delay is seen first by the
-        worker whose clock is ahead, which may be this one each time.
+        worker whose clock is ahead, which may be this worker each time.
         """
         offered = row.run_id in self._offered
         self._offered ^= {row.run_id}
@@ -136,7 +135,7 @@ class LeftRuns:
         """Return whether another worker may still execute the run, which these processes have left.
 
         Without any living worker, as between two deploys, that is so: the next worker may have code that fits. A worker
-        that has not left in order was killed or does not reach the store, and may come back with the same code.
+        that did not leave in order was killed or does not reach the store, and may come back with the same code.
         """
         limit = self._config.other_code_timeout_seconds
         if now - min(left.values(), default=now) >= limit:
@@ -156,10 +155,7 @@ def version_mismatch(agent: AgentRuntime, records: Iterable[Record], mail: Itera
         records: The journal of the run. The first attempt of the run itself names the version that began it.
         mail: The messages of the run. The last of `resume` names another version.
     """
-    began = next((each for each in records if each.kind == ATTEMPT and not is_copied(each)), None)
-    version = None if began is None or began.info is None else json.loads(began.info).get(VERSION)
-    for message in mail:
-        version = decode(message.payload) if message.kind == CODE_VERSION else version
+    version = code_version_of(records, mail)
     own = getattr(agent, "code_version", None)
     if version is None or version == own or version in getattr(agent, "accepts_code_versions", ()):
         return None

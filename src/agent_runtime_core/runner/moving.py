@@ -1,8 +1,8 @@
-"""Move a store to another one: copy all that it contains, as it is stored, and let nobody write to the old store.
+"""Move a store to another store: copy all that it contains, as it is stored, and let no process write to the old store.
 
 Both stores have a mark during the move, which is a fence of the whole store: a commit is applied only if its guard is
 the mark. So the old store does not change while it is read, and no worker claims a run of the new store that is not
-complete. At the end the new store loses its mark, and the old store keeps one that names the new store.
+complete. At the end the new store loses its mark, and the mark of the old store names the new store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Move:
         source: The old store.
         target: The new store.
         counts: How many items of each kind the new store got: runs, records, messages, events, checkpoints, effects
-            and documents. Empty if an earlier call has finished the move.
+            and documents. Empty if an earlier call finished the move.
         digests: SHA-256 of the items of each kind, which is the same for both stores.
     """
 
@@ -55,19 +55,19 @@ class Move:
 async def move_store(source: AgentRunner, target: AgentRunner, *, force: bool = False) -> Move:
     """Copy everything in a store to an empty store, and refuse all later writes to the old store.
 
-    If it is interrupted, call it again with the same stores. Contents that a payload codec has encoded are copied as
-    they are, so no codec is needed. Leases and the rows of processes are not copied.
+    If it is interrupted, call it again with the same stores. Contents that a payload codec encoded are copied as they
+    are, so no codec is needed. Leases and the rows of processes are not copied.
 
     Args:
         source: A runner on the old store. It executes no run.
-        target: A runner on the new store: an empty store, or what an interrupted call has left.
+        target: A runner on the new store: an empty store, or what an interrupted call left.
         force: Move the store although workers use it. Their attempts end without a result in either store, and what
             their steps did since the last record is in doubt.
 
     Raises:
         InvalidArgument: Workers use the old store, or the new store is not empty.
         NotSupported: The components of a store are not on one engine, or are in memory.
-        StorageMoved: The old store was moved to another store than this one, or was given up meanwhile.
+        StorageMoved: The old store was moved to another store, or was given up since.
         StorageCorrupt: The new store does not contain what the old store does.
     """
     old, new = _Side.of("source", source), _Side.of("target", target)
@@ -106,7 +106,7 @@ async def give_up_move(source: AgentRunner) -> None:
     """Let a store accept writes again after a move that was not finished. The new store stays unusable: delete it.
 
     Raises:
-        InvalidArgument: The store has no move that was not finished.
+        InvalidArgument: There is no unfinished move of the store.
     """
     old = _Side.of("source", source)
     mark = await old.mark()
@@ -174,7 +174,7 @@ class _Side:
     bus: Any
     state: Any
     documents: DocumentStore
-    #: The mark, once this move has set it.
+    #: The mark, once this move set it.
     guard: Guard | None = None
 
     @classmethod
@@ -220,7 +220,7 @@ class _Side:
             wanted = wanted._replace(after=rows[-1].arrival)
 
     async def is_owned(self, row: RunRow) -> bool:
-        """Return whether a live claim has a running run."""
+        """Return whether a live claim holds a running run."""
         same = contents_of(row)
         op = Op("queue.rewrite", (row.run_id, same, same, self.queue.expiry_now()))
         return bool((await self.commit(self.guard, [op]))[0] == "owned")
@@ -259,7 +259,7 @@ class _Side:
 
 
 class _Contents(NamedTuple):
-    """What a store has of one run, or of a topic, beside its row."""
+    """What a store contains of one run, or of a topic, in addition to its row."""
 
     messages: list[Any]
     records: list[Any]
@@ -268,7 +268,7 @@ class _Contents(NamedTuple):
     effects: list[Any]
 
     def comparable(self) -> _Contents:
-        """Return what must be the same in both stores. On SQLite the row has the status of a run, and "" is None."""
+        """Return what must be the same in both stores. On SQLite the row contains the run's status, and "" is None."""
         records = [[cell or None for cell in record] for record in self.records]
         states = [row._replace(status=None) for row in self.checkpoints]
         return self._replace(records=records, checkpoints=[row for row in states if any(row)])
@@ -285,7 +285,7 @@ class _StoredAt(UndecodedCollection):
 
 
 class _Copy:
-    """Copies what a store contains to another one, and compares both.
+    """Copies what a store contains to another store, and compares both.
 
     Args:
         old: The store that is read.
@@ -332,7 +332,7 @@ class _Copy:
         await self._commit(self._operations(run_id, row, contents))
 
     def _operations(self, run_id: str, row: RunRow | None, contents: _Contents) -> Iterator[Op]:
-        """Yield what stores a run. The row comes first, because a journal on SQLite has the number of its row."""
+        """Yield what stores a run. The row comes first: the number of a journal on SQLite is the number of its row."""
         if row is not None:
             copied = _copied(row, self._shift)
             for messages in _parts(contents.messages) if contents.messages else [[]]:
@@ -399,7 +399,7 @@ class _Digests:
 
 
 def _copied(row: RunRow, shift: int) -> RunRow:
-    """Return a row for another store: its lease has ended, and it is due by the clock of that store."""
+    """Return a row for another store: its lease is ended, and it is due by the clock of that store."""
     lease_until, due_at = -1.0 if row.lease_until else 0.0, row.due_at + shift if row.due_at > 0 else 0.0
     return row.with_values(holder="", lease_until=lease_until, due_at=due_at)
 
@@ -419,7 +419,7 @@ def _parts(items: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 
 def _size(value: object) -> int:
-    """Return about how many characters a value has."""
+    """Return about how many characters a value contains."""
     if isinstance(value, str):
         return len(value)
     return sum(map(_size, value)) if isinstance(value, tuple | list) else 8

@@ -66,7 +66,7 @@ class OpenRunSession:
         """Start the block's attempt.
 
         Args:
-            ended: The run has succeeded before: its saved results are returned and nothing is added.
+            ended: The run succeeded before: its saved results are returned and nothing is added.
         """
         execution = self.execution
         await execution.require_readable()
@@ -99,7 +99,7 @@ class OpenRunSession:
         """Commit how the block ended.
 
         Raises:
-            LeaseLost: Another process has claimed the run.
+            LeaseLost: Another process claimed the run.
             RunFailed: The run was cancelled.
         """
         execution, control = self.execution, self.control
@@ -232,8 +232,8 @@ async def open_run(
         async with open_run("jobs.db", run_id="nightly") as ctx:
             report = await ctx.step("fetch", fetch)
 
-    If the block completes, the run has succeeded; if it raises, the run has failed. Opening the same run id again
-    resumes the run: saved results are returned, also after it succeeded, when nothing can be added. If the block is
+    If the block completes, the run succeeds; if it raises, the run fails. Opening the same run id again resumes the
+    run: saved results are returned. This also works after it succeeded, when nothing can be added. If the block is
     cancelled, the run is released. The library sets no time limit.
 
     Args:
@@ -252,7 +252,7 @@ async def open_run(
 
     Raises:
         IdempotencyConflict: The run id belongs to a run with another input.
-        RunBusy: Another process executes the run, or another run has the concurrency key.
+        RunBusy: Another process executes the run, or another run uses the concurrency key.
         RunFailed: The run was cancelled.
 
     Examples:

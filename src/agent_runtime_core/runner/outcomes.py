@@ -90,7 +90,7 @@ class AttemptFacts(NamedTuple):
         deferred_seconds: The part of `run_timeout_seconds` that earlier deferrals have used.
         inline: The next attempt takes place in the same process, and is not queued.
         jitter: Returns a random share between 0 and `JITTER`, by which a deferral grows.
-        usage: Returns what the run has used. It reads the whole journal, so it is called only for a partial result.
+        usage: Returns what the run used. It reads the whole journal, so it is called only for a partial result.
         stop: Why the attempt was stopped before its code ended; None if it was not.
         parked: The run is parked.
         stall_left: What is left of `stall_timeout_seconds`.
@@ -165,14 +165,14 @@ class Released:
 
 @dataclass(frozen=True)
 class Left:
-    """The run is left to another worker: this one lacks a key, or its code is of another version than the journal."""
+    """The run is left to another worker: this worker lacks a key, or its code does not have the journal's version."""
 
     cause: Stop
 
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """Another worker has the run, or the run is parked: this claim writes nothing more."""
+    """Another worker claimed the run, or the run is parked: this claim writes nothing more."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def before_start(facts: AttemptFacts, crashes: int, recorded: int) -> End | Canc
     """
     row = facts.row
     if crashes >= facts.config.max_crashes and not facts.inline:
-        if row.cancel_at is not None:  # its hook has perhaps crashed the workers
+        if row.cancel_at is not None:  # its hook perhaps crashed the workers
             return End(RunStatus.CANCELLED, RunResult(), {})
         message = f"{crashes} crash{'es' * (crashes != 1)} in a row without progress"
         error = ErrorInfo("Poisoned", message, retriable=False)
@@ -250,12 +250,12 @@ def of_failure(error: BaseException, info: ErrorInfo, facts: AttemptFacts) -> De
 
 
 def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) -> Decision:
-    """Decide what follows from a stop. The cause alone decides, whatever the code has raised.
+    """Decide what follows from a stop. The cause alone decides, whatever the code raised.
 
     Args:
         stop: Why the attempt was stopped.
         facts: The attempt.
-        returned: What the code of a cancelled run has returned in time.
+        returned: What the code of a cancelled run returned in time.
     """
     match stop:
         case Stop.LOST:
@@ -277,7 +277,7 @@ def of_stop(stop: Stop, facts: AttemptFacts, returned: RunResult | None = None) 
 
 
 def passed_limit(facts: AttemptFacts) -> Stop:
-    """Return which limit of time an attempt has passed that is not awaited any longer, unless it was stopped."""
+    """Return which limit of time was reached by an attempt that is not awaited any longer, unless it was stopped."""
     if facts.stop is not None:
         return facts.stop
     is_past_deadline = facts.row.deadline is not None and facts.now >= facts.row.deadline
@@ -310,7 +310,7 @@ def _owner(limit: str, facts: AttemptFacts) -> str:
 
 
 def failed(result: RunResult, error: ErrorInfo, facts: AttemptFacts) -> Decision:
-    """Decide what follows from an attempt that failed with `error`: another one, or the end of the run."""
+    """Decide what follows from an attempt that failed with `error`: another attempt, or the end of the run."""
     error, row = recordable(error), facts.row
     if not error.retriable or row.failures + 1 >= facts.config.max_retries:
         result.error = error
@@ -358,7 +358,7 @@ def _timed_out(facts: AttemptFacts, kind: str, message: str, event: dict[str, An
 
 
 def with_counted_usage(result: RunResult, counted: dict[str, Any]) -> RunResult:
-    """Return the result of a run with what the run has counted.
+    """Return the result of a run with what the run counted.
 
     The usage of one loop leaves out what tools have charged, and other loops. A usage that says more is kept.
     """

@@ -38,10 +38,10 @@ class ProcessInfo:
         pid: The id of the process on its machine.
         started_at: When the runner was created.
         version: The version of this library.
-        agents: The keys of the agents that it has registered.
+        agents: The keys of the agents that it registered.
         slots: How many runs its `run_loop` executes at the same time; 0 if it executes only its own runs.
         last_seen_at: When the process last renewed its row.
-        living: Whether it was seen within two of its heartbeat intervals and, on SQLite, its process has not ended.
+        living: Whether it was seen within two of its heartbeat intervals and, on SQLite, its process still exists.
     """
 
     process_id: str
@@ -78,13 +78,13 @@ class ListedProcess:
         self._process_id = ""
         self._started_at: float = queue.clock.wall()
         self._shown: tuple[str, ...] = ()  # the agents in the row
-        self._renewed_at: float | None = None  # boot time; None: the row is not stored
+        self._renewed_at: float | None = None  # boot time; if None, the row is not stored
         self._retry_at: float = 0.0  # boot time
         self.slots: int = 0
 
     @property
     def process_id(self) -> str:
-        """The id of the row, also before the row is stored."""
+        """The id of the row, even before the row is stored."""
         self._process_id = self._process_id or new_ulid(self._queue.clock)
         return self._process_id
 
@@ -156,7 +156,7 @@ async def processes(queue: RunQueue) -> list[ProcessInfo]:
 
 
 def ended_processes(queue: RunQueue, holders: Sequence[str]) -> set[str]:
-    """Return those of these processes, as `RunRow.holder` names them, of which the store knows that they have ended."""
+    """Return the processes, as `RunRow.holder` names them, of which the store knows that they ended."""
     dead_holders = getattr(getattr(queue, "engine", None), "dead_holders", None)
     return set() if dead_holders is None else set(dead_holders(holders))
 

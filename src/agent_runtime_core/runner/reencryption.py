@@ -1,7 +1,7 @@
 """Encode all stored contents again, with the current key of the payload codec.
 
 Each write replaces a stored text only if it is still the text that was read, so that no other write is lost. Texts that
-the current key has encrypted are left, so that an interrupted call can be repeated.
+the current key encrypted are left, so that an interrupted call can be repeated.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Reencryption:
 
     Attributes:
         current: The id of the key that encrypts, None for a codec whose texts do not name their key.
-        digest_key_id: The id of the key that digests need too, even if it has encrypted no text.
+        digest_key_id: The id of the key that digests need too, even if it encrypted no text.
         texts: How many texts were encoded again.
         runs: How many runs were looked at.
-        keys: How many stored texts each key has encrypted now, by key id. All keys of the codec are listed.
+        keys: How many stored texts are now encrypted with each key, by key id. All keys of the codec are listed.
         plain: How many stored texts are not encrypted.
         skipped: The ids of the runs that a worker owned. Their texts were counted, and left as they are.
         not_supported: Why a component could not be encoded again, by its name. Its texts were not counted.
@@ -88,7 +88,7 @@ async def reencrypt(
 
     Args:
         store: The path or URL of a store, `files:///path` for a directory of documents, or a runner.
-        batch: How many texts one commit has, at most.
+        batch: How many texts are in one commit, at most.
         compact: Whether to write SQLite files again afterwards, so that their free pages do not hold the old texts
             any more. No process can write to the file during that time.
 
@@ -132,7 +132,7 @@ async def _reencrypt(backends: Backends | None, stores: Sequence[DocumentStore],
     work = _Work(payloads[0], batch)
     if backends is not None:
         await _Runs(work, backends).reencrypt()
-    # The six stores of a manager may each have a document store of their own for the same place.
+    # Each of the six stores of a manager may use a separate document store for the same place.
     places = {getattr(each, "root", None) or id(each.commits): each for each in stores}
     for documents in places.values():
         await _Documents(work, documents).reencrypt()
@@ -151,7 +151,7 @@ class _Work:
         self.result = Reencryption(self._current, payloads.digest_key_id, keys=dict.fromkeys(payloads.key_ids, 0))
 
     def is_current(self, text: str | None) -> bool:
-        """Return whether the current key has encrypted a text, or there is nothing to encrypt."""
+        """Return whether the current key encrypted a text, or there is nothing to encrypt."""
         return text is None or text == "{}" or (self._current is not None and key_id_of(text) == self._current)
 
     def renewed(self, kind: str, owner: str, text: str) -> str:
@@ -283,13 +283,13 @@ class _Runs:
             ]
         done = writes
         for find, commit in parts:
-            # A worker that has claimed the run since does not matter: no text is replaced that it has written.
+            # A worker that claimed the run since does not matter: no text is replaced that it wrote.
             done &= await self._work.apply(find, commit if writes else None)
         self._lineages.update(origins)
         return await self._reencrypt_events(run_id, writes) and done
 
     async def _is_owned(self, row: RunRow) -> bool:
-        """Return whether a worker has the run under a live lease."""
+        """Return whether a worker holds the run under a live lease."""
         if row.status != "running":
             return False
         lease_now = self._queue.expiry_now()
@@ -340,7 +340,7 @@ class _Runs:
         return [*dict.fromkeys(found)]
 
     async def _effects(self, origin: str, run_id: str) -> list[Change]:
-        """Return the rows of a run in a lineage. The first run of a lineage gets those of deleted runs too."""
+        """Return the rows of a run in a lineage. For the first run of a lineage this includes rows of deleted runs."""
         found: list[EffectRow] = []
         for key, digest in await self._state.read("effect_keys", origin):
             found += [row for row in await self._state.read("effects", origin, key, (digest,)) if row.digest == digest]

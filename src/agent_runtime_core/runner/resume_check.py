@@ -31,7 +31,7 @@ from .left_runs import version_mismatch
 from .runner import AgentRunner
 
 RESUMES: Final = "resumes"
-MISMATCH: Final = "mismatch"  # the journal has other steps than the code
+MISMATCH: Final = "mismatch"  # the journal contains other steps than the code
 FAILS: Final = "fails"  # the code raises before the first step without a saved result
 UNKNOWN: Final = "unknown"  # the check could not come to that step
 
@@ -46,7 +46,7 @@ class ResumeCheck:
 
     Attributes:
         outcome: "resumes", "mismatch", "fails" or "unknown".
-        stopped_at: The first step, wait or value without a saved result; None if the code did not reach one.
+        stopped_at: The first step, wait or value without a saved result; None if the code reached none.
         reason: Why the run cannot be resumed, or what the code leaves out.
         cure: How to change the code; None if the check knows no change.
     """
@@ -67,7 +67,7 @@ class _StoppingWriter(ReadOnlyWriter):
         self._control = control
 
     def closed_error(self, name: str) -> Any:
-        """Cancel the task of the run. Code that handles exceptions does not handle this one."""
+        """Cancel the task of the run. Code that handles exceptions does not handle this exception."""
         if self.stopped_at is None:
             self.stopped_at = name
         self._control.cancel_task()
@@ -92,7 +92,7 @@ async def check_resume(runner: AgentRunner, row: RunRow, agent: AgentRuntime, ti
     """Replay a run with this agent.
 
     Args:
-        runner: Has the store of the run.
+        runner: A runner on the store of the run.
         row: The run.
         agent: The agent that would resume it.
         timeout: Seconds after which the check gives up.
@@ -101,7 +101,8 @@ async def check_resume(runner: AgentRunner, row: RunRow, agent: AgentRuntime, ti
     if mismatch is None or mismatch.found is None or mismatch.recorded is None:
         return found
     renamed, _ = await _replay(runner, row, agent, timeout, (mismatch.recorded, mismatch.found))
-    # Code that still has a step of the old name has a new step before it. That step is no new name of the old one.
+    # Code that still contains a step of the old name has a new step before it. That step is no new name of the old
+    # step.
     old_names = [f"{prefix}{mismatch.recorded}" for prefix in _PREFIXES]
     if renamed.outcome == RESUMES and renamed.stopped_at not in old_names:
         cure = f'ctx.renamed("{mismatch.recorded}", "{mismatch.found}") before the step'
@@ -220,7 +221,7 @@ def _step(words: str | None) -> str:
 def _left_out(
     writer: _StoppingWriter, journal: RunJournal, before: dict[tuple[str, str], int], *, waits: bool
 ) -> str | None:
-    """Return which steps the run has recorded or started and this code does not call."""
+    """Return which steps the run recorded or started and this code does not call."""
     interrupted = sorted({name for name, key in before if not key.startswith("w:")})
     if interrupted and writer.stopped_at is not None and writer.stopped_at not in interrupted and not waits:
         return f"step {interrupted[0]!r} has started, and the code goes to {writer.stopped_at!r} without it"

@@ -16,21 +16,25 @@ from .backends import Backends
 
 
 async def vacuum(
-    backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None
-) -> int:
-    """Delete finished runs older than their status's retention in seconds; return how many."""
+    backends: Backends, retention: Mapping[str, float], stores: Sequence[Committer] = (), compact: bool | None = None,
+    *, dry_run: bool = False,
+) -> int:  # fmt: skip
+    """Delete finished runs older than their status's retention in seconds, or only count them; return how many."""
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
     for status, age in retention.items():
-        # By pages, each after the last one: a row that a damaged index lists and cannot find is not read forever.
+        # By pages, each after the last page: a row that a damaged index lists and cannot find is not read forever.
         wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
         while (rows := await queue.find(wanted)) and rows[-1].arrival > wanted.after:
             for row in rows:
-                # It has been resumed since. Or without its key it cannot be deleted before its children.
+                # It was resumed since. Or without its key it cannot be deleted before its children.
                 with contextlib.suppress(RowChanged, *UNREADABLE):
-                    await forget(backends, row, stores)
+                    if not dry_run:
+                        await forget(backends, row, stores)
                     deleted += 1
             wanted = wanted._replace(after=rows[-1].arrival)
+    if dry_run:
+        return deleted
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         compacts = getattr(commits, "compact", None)
         if compacts is not None and (compact or (compact is None and deleted)):
@@ -47,7 +51,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Committer] =
         stores: Further stores, which delete the fence of its last claim.
 
     Raises:
-        RowChanged: The run is live, or has been restarted since it was read.
+        RowChanged: The run is live, or was restarted since it was read.
     """
     run_id = seen.run_id
     # Read again: the first read may be old, and another run may have the id now.

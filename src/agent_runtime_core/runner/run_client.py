@@ -46,11 +46,12 @@ from .approvals import ApprovalRequest, AskedRequests, decisions, open_requests
 from .backends import Backends, result_of
 from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
+from .finding import Finder, RunList, checked_sort
 from .forking import fork
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .schedules import Schedules
-from .settings import RunInfo, RunnerConfig, no_messages_reason, run_filter
+from .settings import RunInfo, RunnerConfig, content_filter, no_messages_reason, run_filter
 
 if TYPE_CHECKING:
     from ..persistence.documents.base import DocumentStore
@@ -108,7 +109,10 @@ class RunClient:
 
     @property
     def persistence(self) -> PersistenceManager:
-        """The stores of `ctx.persistence`: those passed, else those at the runner's URL, else those of the process."""
+        """The stores that agents use as `ctx.persistence`.
+
+        They are the stores that you passed, else the stores at the URL of the runner, else the stores of the process.
+        """
         if self._stores is not None:
             return self._stores
         if not self.stores_at_url:
@@ -222,8 +226,19 @@ class RunClient:
         reason: str | None = None,
         newest_first: bool = False,
         tenant: str | None = None,
-    ) -> list[RunInfo]:
+        metadata: Mapping[str, Any] | None = None,
+        tag: str | None = None,
+        min_attempts: int = 1,
+        error_type: str | None = None,
+        code_version: str | None = None,
+        search: str | None = None,
+        sort: str | None = None,
+    ) -> RunList:
         """List runs in order of submission.
+
+        No index of a store has what `metadata`, `tag`, `min_attempts`, `error_type`, `code_version`, `search` and
+        `sort` need. With one of them at most 10,000 runs and 64 MiB of contents are read. The `note` of the list says
+        which runs were not read.
 
         Args:
             status: Only runs with this status, or with one of these. Dead letters have the status "dead".
@@ -239,6 +254,16 @@ class RunClient:
                 which have the reason "signal go".
             newest_first: List the runs by the time of their submission instead, the newest first.
             tenant: Only runs of this tenant.
+            metadata: Only runs whose metadata has these keys with these values. 3 and "3" are equal.
+            tag: Only runs with this tag.
+            min_attempts: Only runs with at least so many attempts.
+            error_type: Only runs whose last error has this type, such as "ConnectionError".
+            code_version: Only runs that code of this version began, or continues after `resume(code_version=…)`.
+            search: Only runs with this text in their id, input, output, errors, messages, results of steps or metadata.
+                Upper and lower case are equal. Names of fields are not searched. Without `since`, the runs of the last
+                day.
+            sort: "age", "duration", "cost" or "attempts": the greatest value first. Without `since`, the runs of the
+                last day.
 
         Returns:
             The runs; an empty list if there are none.
@@ -259,22 +284,30 @@ class RunClient:
         """
         wanted = run_filter(
             status, agent, since, until, prefix, parent, conversation, concurrency_key, reason, newest_first, limit,
-            tenant,
+            tenant, min_attempts=min_attempts,
+            contents=content_filter(metadata, tag, error_type, code_version, search),
         )  # fmt: skip
-        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
+        if checked_sort(sort) is None and wanted == wanted.of_store:
+            return RunList(RunInfo.of(row) for row in await self.queue.find(wanted))
+        if sort is not None:
+            wanted = wanted._replace(newest_first=True)
+        found = await Finder(self.queue, self.state_store, wanted, sort).find(limit)
+        runs = RunList(RunInfo.of(row) for row in found.rows)
+        runs.note = found.note
+        return runs
 
     async def approvals(
         self, limit: int = 100, after: str | None = None, *, agent: str | None = None, tenant: str | None = None
     ) -> list[ApprovalRequest]:
         """List the open questions of all runs to people, the oldest first: approvals and reviews of steps in doubt.
 
-        Questions of a run that has finished are not open. Neither is one that timed out.
+        Questions of a finished run are not open, nor are questions that timed out.
 
         Args:
-            limit: How many at most. A page with fewer is the last one.
+            limit: How many at most. A page with fewer questions is the last page.
             after: The `cursor` of the last request of the page before. None means the first page.
-            agent: Only those of runs of the agent with this key.
-            tenant: Only those of runs of this tenant.
+            agent: Only questions of runs of the agent with this key.
+            tenant: Only questions of runs of this tenant.
 
         Returns:
             The questions of one page.
@@ -301,11 +334,11 @@ class RunClient:
 
         Args:
             run_id: The run.
-            timeout: Seconds. 0 only checks whether the run has finished; None waits without a limit.
+            timeout: Seconds. 0 only checks whether the run is finished; None waits without a limit.
             tenant: As in `get_run`.
 
         Raises:
-            TimeoutError: The run has not finished in that time.
+            TimeoutError: The run did not finish in that time.
             UnknownRun: No such run is stored.
 
         Examples:
@@ -342,14 +375,14 @@ class RunClient:
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
         *, max_unsent_bytes: int | None = None, tenant: str | None = None,
     ) -> AsyncGenerator[Event, None]:  # fmt: skip
-        """Yield the run's events, stored ones and then live ones, until the run has finished.
+        """Yield the run's events, stored events and then live events, until the run is finished.
 
         Args:
             run_id: The run.
             since_sequence: The sequence number of the first event.
             backpressure: Slow the run down. It waits before it publishes more of an answer while more than
-                `max_unsent_bytes` have not been read here. An event counts as read when the next one is requested. The
-                run may be executed by another process, which waits only for readers that live.
+                `max_unsent_bytes` are not read here. An event counts as read when the next event is requested. The run
+                may be executed by another process, which waits only for readers that live.
             max_unsent_bytes: Bytes. None means the runner's setting.
             tenant: As in `get_run`.
 
@@ -419,12 +452,12 @@ class RunClient:
     ) -> bool | RunStatus:
         """Cancel a run and its child runs.
 
-        A run whose process has ended is taken over by a worker that has its agent. If there is none, or none takes it
+        If the process of a run ended, a worker with its agent takes the run over. If there is none, or none takes it
         over within a heartbeat interval, this call ends the run without its `cancel` hook.
 
         Args:
             run_id: The run.
-            wait: Wait until the run has finished.
+            wait: Wait until the run is finished.
             by: Who cancels it. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.
 
@@ -507,7 +540,7 @@ class RunClient:
             tenant: As in `get_run`.
 
         Returns:
-            False if the run has finished.
+            False if the run is finished.
 
         Raises:
             IdempotencyConflict: Another signal with this `message_id` was sent to the run.
@@ -553,7 +586,7 @@ class RunClient:
         `mail_id` is the id in the mailbox for the `message_id` of the caller. `by` answers a question with it.
 
         Raises:
-            IdempotencyConflict: The caller has used the message id before, for another message.
+            IdempotencyConflict: The caller used the message id before, for another message.
             UnknownRun: No such run is stored.
         """
         op = self.queue.post_op(key, kind, name, payload, mail_id)
@@ -576,7 +609,7 @@ class RunClient:
     ) -> str:
         """Send a message to an agent that works on a run. It is stored when this returns.
 
-        An agent loop takes new messages before each model call. If there are new ones when the model has answered, the
+        An agent loop takes new messages before each model call. If new messages arrive during the last model call, the
         loop continues. Other agents read messages with `ctx.messages()`.
 
         Args:
@@ -588,11 +621,11 @@ class RunClient:
             tenant: As in `get_run`.
 
         Returns:
-            The id of the message, as the "message.received" event has it.
+            The id of the message, as in the "message.received" event.
 
         Raises:
             IdempotencyConflict: Another message with this `message_id` was sent to the run.
-            IllegalTransition: The run has finished.
+            IllegalTransition: The run is finished.
             InvalidArgument: The message is empty, or not a message of the user.
             UnknownRun: No such run is stored.
         """
@@ -622,19 +655,19 @@ class RunClient:
             run_id: The run.
             name: Name of the approval. An answer that arrives before the run asks is kept for it.
             answer: The answer, a JSON value.
-            request_id: That of the "approval.requested" event. None means the only open request of that name.
+            request_id: The id in the "approval.requested" event. None means the only open request of that name.
             message_id: Answers with the same id are delivered once.
             by: Who answers. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.
 
         Returns:
-            False if the run has finished, or the request was answered before or is closed: its time limit has passed.
+            False if the run is finished, or the request was answered before or is closed: its time limit was reached.
 
         Raises:
             IdempotencyConflict: Another answer with this `message_id` was sent to the request.
             InvalidArgument: The answer does not match the schema of the request, there is no such request, or several
                 requests of that name are open and `request_id` is None. The message lists them.
-            IllegalTransition: The code of the run has cancelled its wait for the answer, so the question is closed.
+            IllegalTransition: The code of the run cancelled its wait for the answer, so the question is closed.
             UnknownRun: No such run is stored.
         """
         self._require_writable()
@@ -645,18 +678,20 @@ class RunClient:
         requests = asked.payloads
         if request_id is not None and (not isinstance(request_id, str) or request_id not in requests):
             where = f"request_id of approval {brief(name)} of run {str(run_id)!r}"
-            raise must(where, "be that of an approval.requested event", request_id, "Leave it out if only one is open")
+            raise must(
+                where, "be the id of an approval.requested event", request_id, "Leave it out if only one is open"
+            )
         if not requests:
             return await self._signal(key, name, answer, message_id, by)
         wanted = asked.chosen(request_id, message_id)
         if wanted is None:
             return False
         asked.check(wanted, answer)
-        # An id of its own for each answer: the first one in the mailbox counts, and its caller must know that it does.
+        # A separate id for each answer: the first answer in the mailbox counts, and its caller must know that it does.
         mail_id = answer_id(wanted, message_id or new_ulid(self.queue.clock))
         status, number = await self._post(key, "signal", name, encode(answer), mail_id, message_id, by)
         if status not in LIVE or number <= asked.read + 1:
-            return status in LIVE  # as the next message, or one that was read above, it is the first answer
+            return status in LIVE  # as the next message, or a message that was read above, it is the first answer
         return asked.decided_by(wanted, decisions(await self.queue.mail(key, asked.read))) == mail_id
 
     async def resume(
@@ -665,13 +700,13 @@ class RunClient:
     ) -> RunInfo:  # fmt: skip
         """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
-        Completed steps keep their results. Counters of attempts and crashes start at 0. What the run has used so far
-        still counts against its limits.
+        Completed steps keep their results. Counters of attempts and crashes start at 0. What the run used so far still
+        counts against its limits.
 
         Args:
             run_id: The run, by its id or its key.
-            limits: New limits of this run. The fields that are named replace those of the agent, of the runner and of
-                the run's input; a mapping removes a limit with None. They are stored with the run and apply until
+            limits: New limits of this run. The fields that are named replace the limits of the agent, of the runner and
+                of the run's input; a mapping removes a limit with None. They are stored with the run and apply until
                 another call replaces them. Child runs that have started keep the limits they started with.
             by: Who resumes it. The name is stored with the run, and shown by its page.
             tenant: As in `get_run`.
@@ -682,9 +717,9 @@ class RunClient:
             The run, which is pending.
 
         Raises:
-            IllegalTransition: The run has not ended, or it succeeded.
-            InvalidArgument: `limits` has an unknown name or an invalid value, or `code_version` is no name. The run
-                stays as it was.
+            IllegalTransition: The run is not finished, or it succeeded.
+            InvalidArgument: `limits` contains an unknown name or an invalid value, or `code_version` is no name. The
+                run stays as it was.
             UnknownRun: No such run is stored.
 
         Examples:
@@ -725,7 +760,7 @@ class RunClient:
                 "Only failed, timed-out, cancelled or dead runs can be resumed. Use runner.wait(run_id) for its result"
             ) from None
         if state is not queue:
-            with contextlib.suppress(LeaseLost):  # a worker has claimed the run already: its status is newer
+            with contextlib.suppress(LeaseLost):  # a worker claimed the run already: its status is newer
                 await state.commit(None, [end_fence(key, ended.claim_id or LOWEST_TOKEN), *pending])
         return await self.get_run(key)
 
@@ -746,12 +781,14 @@ class RunClient:
             The run, which is pending.
 
         Raises:
-            IllegalTransition: The run has not ended, or it succeeded.
+            IllegalTransition: The run is not finished, or it succeeded.
             UnknownRun: No such run is stored.
         """
         return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
 
-    async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
+    async def vacuum(
+        self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None, dry_run: bool = False
+    ) -> int:
         """Delete finished runs that are older than the retention of their status.
 
         First it ends running runs as `cancel` does: cancellation was requested, and no process executes them.
@@ -760,9 +797,10 @@ class RunClient:
             retention: Seconds by final status. A status without an entry is kept. None means the runner's setting.
             compact: Shrink the SQLite file. No process can write to it in that time, so by default (None) a file of
                 more than 64 MiB keeps its size and reuses its free space. True always shrinks it, False never.
+            dry_run: Only count, and change nothing.
 
         Returns:
-            How many runs were deleted. Live runs never are.
+            How many runs were deleted, or would be. Live runs never are.
 
         Examples:
             >>> import asyncio
@@ -775,10 +813,11 @@ class RunClient:
             >>> asyncio.run(main())
             (1, 0)
         """
-        self._require_writable()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        await self._abandoned().end_all()
-        return await vacuum(self.backends, kept, self._fenced_stores(), compact)
+        if not dry_run:
+            self._require_writable()
+            await self._abandoned().end_all()
+        return await vacuum(self.backends, kept, self._fenced_stores(), compact, dry_run=dry_run)
 
     async def discard(self, run_id: UUID | str, *, tenant: str | None = None) -> None:
         """Delete a finished run with its journal, events and messages. Its id can be used again.
@@ -790,7 +829,7 @@ class RunClient:
             tenant: As in `get_run`.
 
         Raises:
-            IllegalTransition: The run has not finished.
+            IllegalTransition: The run is not finished.
             UnknownRun: No such run is stored.
 
         Examples:
@@ -813,7 +852,7 @@ class RunClient:
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced_stores())
-            except RowChanged:  # it was restarted since it was read, and has perhaps finished again
+            except RowChanged:  # it was restarted since it was read, and is perhaps finished again
                 row = await self.queue.require(row.run_id)
         raise IllegalTransition(
             f"cannot delete run {str(run_id)!r}: it {status_words(row.status)}. Cancel it first with "
@@ -879,11 +918,11 @@ class RunClient:
         tenant: str | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> UUID:
-        """Store a new run that resumes from a step of this one.
+        """Store a new run that resumes from a step of this run.
 
-        The new run gets the saved results of steps, waits and child runs, with the checkpoint of that point. Steps
-        that had not completed are not copied. The new run is pending, has new idempotency keys and no usage yet; its
-        metadata has `forked_from`.
+        The new run gets the saved results of steps, waits and child runs, with the checkpoint of that point. Steps that
+        did not complete are not copied. The new run is pending, with new idempotency keys and no usage yet; its
+        metadata contains `forked_from`.
 
         Args:
             run_id: The run, which may still be executing.
@@ -892,10 +931,11 @@ class RunClient:
             new_run_id: Names the new run. Repeating the call with the same id returns the same run.
             input: Another input. Saved results stay as they are.
             effects: What the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
-                lineage has completed or started: "refuse" raises EffectAlreadyDone, "reuse" takes the saved result,
-                "ask" requests the approval `repeat:<step name>`, and "repeat" runs the step again.
+                lineage completed or started: "refuse" raises EffectAlreadyDone, "reuse" takes the saved result, "ask"
+                requests the approval `repeat:<step name>`, and "repeat" runs the step again.
             by: Who forks it. The name is stored in `forked_from`, and shown by the page of the new run.
-            tenant: As in `get_run`. The new run has the tenant of this run, and `new_run_id` is a name within it.
+            tenant: As in `get_run`. The new run belongs to the tenant of this run, and `new_run_id` is a name within
+                it.
             params: Merged into the "params" of the input of the new run.
 
         Returns:
@@ -903,7 +943,7 @@ class RunClient:
 
         Raises:
             IdempotencyConflict: `new_run_id` belongs to another run.
-            InvalidArgument: The step has no saved result.
+            InvalidArgument: There is no saved result of the step.
 
         Examples:
             >>> import asyncio
@@ -933,7 +973,7 @@ class RunClient:
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
         *, max_unsent_bytes: int | None = None, tenant: str | None = None,
     ) -> Iterator[Event]:  # fmt: skip
-        """`stream` for code without an event loop, or in a thread next to one.
+        """`stream` for code without an event loop, or in a thread next to a loop.
 
         for event in runner.stream_sync(run_id):
             print(event.event_type)
@@ -946,7 +986,7 @@ class RunClient:
             tenant: As in `get_run`.
 
         Yields:
-            The events of the run, until it has finished.
+            The events of the run, until it is finished.
 
         Examples:
             >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
@@ -963,7 +1003,7 @@ class RunClient:
         return iterate(follow, run_id, since_sequence, backpressure)
 
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`wait` for code without an event loop, or in a thread next to one.
+        """`wait` for code without an event loop, or in a thread next to a loop.
 
         Args:
             *args: The arguments of `wait`.
@@ -986,7 +1026,7 @@ class RunClient:
         return call(self.wait, *args, **kwargs)
 
     def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`resume` for code without an event loop, or in a thread next to one.
+        """`resume` for code without an event loop, or in a thread next to a loop.
 
         Args:
             *args: The arguments of `resume`.
@@ -998,7 +1038,7 @@ class RunClient:
         return call(self.resume, *args, **kwargs)
 
     def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
-        """`requeue` for code without an event loop, or in a thread next to one.
+        """`requeue` for code without an event loop, or in a thread next to a loop.
 
         Args:
             *args: The arguments of `requeue`.

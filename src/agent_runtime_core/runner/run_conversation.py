@@ -61,7 +61,7 @@ class RunConversation:
             sent: The messages that were sent to the run while it was executed.
 
         Raises:
-            NotSaved: The run has succeeded, and its messages cannot be saved.
+            NotSaved: The run succeeded, but its messages cannot be saved.
         """
         if status != RunStatus.SUCCEEDED:
             failed = status in (RunStatus.FAILED, RunStatus.TIMED_OUT)
@@ -70,7 +70,7 @@ class RunConversation:
             raise NotSaved(refusal)
 
     async def _keep(self, result: RunResult, sent: Sequence[dict[str, Any]], *, unanswered: bool) -> None:
-        """Keep the messages of a run that did not succeed. The run ends as decided, also if its store fails."""
+        """Keep the messages of a run that did not succeed. The run ends as decided, even if its store fails."""
         rejected = result.error is not None and result.error.type in _REJECTIONS
         what = f"the conversation store of {self._label}"
         try:
@@ -100,7 +100,7 @@ class RunConversation:
 class UnreadMessages:
     """Adds the messages that arrive too late to the result of a run, so that no accepted message is lost.
 
-    The end of a run is refused if the mailbox has a message that its result does not take into account.
+    The end of a run is refused if the mailbox contains a message that its result does not take into account.
 
     Attributes:
         cursor: What the end of the run is checked against; see `HeldClaim.end`.
@@ -120,7 +120,7 @@ class UnreadMessages:
             self.cursor = 0
             return result
         mail = await claim.backends.queue.mail(claim.row.run_id)
-        # On several engines the end is several commits, and the queue's is the last one: it cannot be refused any more.
+        # On several engines the end is several commits, and the queue's comes last: it cannot be refused any more.
         self.cursor = max((each.seq for each in mail), default=0) if claim.writer.ends_at_once else -1
         sent = [each for each in mail if each.kind == MESSAGE]
         self.sent = [message_of(each) for each in sent]

@@ -26,7 +26,7 @@ from .backends import Backends
 from .completion_hooks import HistoryReader
 from .conversation_history import ConversationHistory, restore_history
 
-MAX_ENTRIES_READ = 100_000  # entries of one run that are read to find the missing ones
+MAX_ENTRIES_READ = 100_000  # entries of one run that are read to find the missing entries
 
 _ENTRIES = {
     "run.started": (AuditEventType.AGENT_START, "started"),
@@ -65,7 +65,7 @@ class StoredRunRecorder:
                 await claim.install(target)
 
     async def load(self, ctx: Context, reader: HistoryReader | None = None) -> None:
-        """Load the earlier messages of the conversation into the context; `reader` reads them, if there is one."""
+        """Load the earlier messages of the conversation into the context; `reader` reads them, or is None."""
         self.ctx = ctx
         if ctx.conversation_id is not None:
             self.history = ConversationHistory(
@@ -89,7 +89,7 @@ class StoredRunRecorder:
         if named is None:
             return
         records = await self.backends.state.records(self.row.run_id)
-        if self.ctx is not None:  # has also what is not written yet
+        if self.ctx is not None:  # also contains what is not written yet
             records = [*records, *self.ctx.journal.view.completed.values()]
         turns = [*loop_turns(records, _known)]
         if any(each.owned for each in turns):
@@ -97,11 +97,11 @@ class StoredRunRecorder:
         if (history := self.history) is None:
             history = ConversationHistory(self.stores.conversations, named, self.row, self.backends.queue.clock)
             if not await history.load_recorded(records, given.get("messages") or []):
-                return  # its code has never started
+                return  # its code never started
         await history.keep(turns, sent, result, rejected=rejected, unanswered=unanswered)
 
     def omitted_history(self, result: RunResult) -> OmittedHistory | None:
-        """Return which messages of a result need not be recorded, because the conversation has them."""
+        """Return which messages of a result need not be recorded, because the conversation contains them."""
         # An agent that stores the conversation itself may change it, and the saved result must stay the same.
         return None if self.history is None or self._owned else self.history.omitted(result)
 
@@ -116,7 +116,7 @@ class StoredRunRecorder:
         return result if omitted is None else await restore_history(self.stores.conversations, result, omitted)
 
     async def audit(self, result: RunResult | None) -> None:
-        """Write to the audit store what happened; `result` is that of a run that has finished."""
+        """Write to the audit store what happened; `result` is the result of a finished run."""
         audit = self.stores.audit if self.audited and self.stores.has_audit() else None
         if audit is not None:
             named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")
@@ -132,8 +132,8 @@ class AuditLog:
 
     They are made of the run's events. How the run started and finished is taken only from events that follow from
     records of its journal, because other code may publish events of the same types. Each entry has an id made of the
-    run's id and the event's number. So an entry that an earlier claim has written is not written again, and a missing
-    one is added. The failure of an audit store is logged, and fails no run.
+    run's id and the event's number. So an entry that an earlier claim wrote is not written again, and a missing entry
+    is added. The failure of an audit store is logged, and fails no run.
     """
 
     def __init__(self, store: AuditStore, backends: Backends, row: RunRow, conversation_id: UUID | None) -> None:
@@ -148,10 +148,10 @@ class AuditLog:
         }
 
     async def write(self, result: RunResult | None) -> None:
-        """Write entries for the events that have none yet, and the metrics of a run that has finished.
+        """Write entries for the events without entries, and the metrics of a finished run.
 
         Raises:
-            LeaseLost: The store has refused the claim. Other errors are logged.
+            LeaseLost: The store refused the claim. Other errors are logged.
         """
         try:
             await self._write_all(result)

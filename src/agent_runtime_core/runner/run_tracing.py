@@ -58,11 +58,11 @@ class RunTracing:
         return trace
 
     def end(self, result: RunResult | None, control: RunControl) -> None:
-        """Report that the execution has ended.
+        """Report that the execution ended.
 
         Args:
-            result: The result of the run; None if it has none yet.
-            control: Says why it has none.
+            result: The result of the run; None if there is none yet.
+            control: Says why there is none.
         """
         if not self._started:
             return
@@ -75,7 +75,7 @@ class RunTracing:
         self._tracer.end_run(run_id, (result.status or RunStatus.FAILED).value, about)
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context manager in which the span of the execution is the current one."""
+        """Return a context manager in which the span of the execution is the current span."""
         if not self._tracer.activates or self._trace is None:
             return nullcontext()
         return self._tracer.activated(self._trace.execution.text)
@@ -90,7 +90,7 @@ def _trace_of(row: RunRow, records: Sequence[Record]) -> RunTrace:
 
 
 def _previous(row: RunRow, trace: RunTrace, records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return the execution before this one: its place in the trace, its time, and whether it crashed."""
+    """Return the execution before this execution: its place in the trace, its time, and whether it crashed."""
     own = [each for each in records if each.claim_id and not is_copied(each)]
     if trace.resumes:
         before = trace._replace(resumes=trace.resumes - 1)

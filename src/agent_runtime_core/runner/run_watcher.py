@@ -36,7 +36,7 @@ class RunWatcher:
         self._closed = False
 
     async def until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        """Return the run's row once it has ended, or None after `at_most` seconds.
+        """Return the run's row once it is finished, or None after `at_most` seconds.
 
         Raises:
             StorageClosed: The watcher was closed.
@@ -69,7 +69,7 @@ class RunWatcher:
 
 def closed() -> StorageClosed:
     """Return the error of calls on a closed runner."""
-    return StorageClosed("this runner was closed. Create another one")
+    return StorageClosed("this runner was closed. Create another runner")
 
 
 class _LoopWatcher:
@@ -78,14 +78,14 @@ class _LoopWatcher:
     def __init__(self, queue: RunQueue, loop: asyncio.AbstractEventLoop) -> None:
         self._queue, self._loop = queue, loop
         self._waiting: dict[str, set[_End]] = {}
-        self._new: set[str] = set()  # awaited runs that have not been read yet
-        self._notified = False  # a run has ended since all awaited runs were read
+        self._new: set[str] = set()  # awaited runs that were not read yet
+        self._notified = False  # a run ended since all awaited runs were read
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
 
     def add(self, run_id: str) -> _End:
-        """Return a future for the end of a run. The run is read now, and each time a run has ended."""
+        """Return a future for the end of a run. The run is read now, and each time a run ends."""
         if not self._waiting:
             self._stop_listening = self._queue.listen("done", self._notify)
         end: _End = self._loop.create_future()
@@ -119,7 +119,7 @@ class _LoopWatcher:
                 self._changed.set()
 
     def _notify(self) -> None:
-        """Have the awaited runs read, because a run has ended. Thread-safe."""
+        """Have the awaited runs read, because a run ended. Thread-safe."""
         if not self._notified:
             self._notified = True
             call_in_loop(self._loop, self._wake)
@@ -135,7 +135,7 @@ class _LoopWatcher:
             self._loop.call_later(CHECK_INTERVAL, self._wake)
 
     async def _follow(self) -> None:
-        """Read new runs at once, and all runs when one has ended or after `CHECK_INTERVAL`, while any is awaited."""
+        """Read new runs immediately, and all runs when a run ends or after `CHECK_INTERVAL`, while any is awaited."""
         time = self._loop.time
         earliest, latest = 0.0, time() + CHECK_INTERVAL  # times of the next read of all runs
         while self._waiting:
@@ -194,7 +194,7 @@ class _LoopWatcher:
                 continue
             if isinstance(what, Exception):
                 end.set_exception(what)
-                end.exception()  # else asyncio logs it if the waiting task has ended
+                end.exception()  # else asyncio logs it if the waiting task ended
             else:
                 end.set_result(what)
         self._stop_if_idle()
@@ -204,7 +204,7 @@ class _LoopWatcher:
 async def pages_until_ended(
     watch: RunWatcher, bus: EventBus, run_id: str, since: int
 ) -> AsyncIterator[AsyncGenerator[Sequence[Event], None]]:
-    """Open the pages of the run's events from `since` on, stored ones and then live ones, until the run has ended."""
+    """Open the pages of the run's events from `since` on, stored events and then live events, until the run ends."""
     ended = start_soon(_confirm_ended(watch, run_id))
     try:
         async with contextlib.aclosing(bus.pages(run_id, since, until=ended)) as pages:
@@ -215,7 +215,7 @@ async def pages_until_ended(
 
 
 async def _confirm_ended(watch: RunWatcher, run_id: str) -> None:
-    """Return once the run has ended. While the queue is not available, it waits."""
+    """Return once the run is finished. While the queue is not available, it waits."""
     while True:
         try:
             await watch.until_ended(run_id)

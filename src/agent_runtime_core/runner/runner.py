@@ -8,7 +8,7 @@ import copy
 import datetime as _dt
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -78,7 +78,7 @@ class InlineRuns:
     def __init__(self, clock: Clock, grace: float) -> None:
         self._clock, self._grace = clock, grace
         self._runs: set[_InlineRun] = set()
-        self._waiting: set[Callable[[], object]] = set()  # called whenever a run has ended
+        self._waiting: set[Callable[[], object]] = set()  # called whenever a run ends
         self._lock = threading.Lock()
 
     def begin(self, execution: RunExecution) -> _InlineRun:
@@ -123,7 +123,7 @@ class InlineRuns:
             await held.execution.claim.try_release()
 
     async def _wait_for_one(self, held: list[_InlineRun], seconds: float) -> bool:
-        """Wait until a run has ended; return False if none did within that many seconds."""
+        """Wait until a run ends; return False if none did within that many seconds."""
         loop, one_ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -164,7 +164,7 @@ def _only_waits(held: _InlineRun, others: list[_InlineRun]) -> bool:
 
 
 class _OfThread:
-    """A connection on which the thread of the caller executes an insertion, after its event loop has prepared that."""
+    """A connection on which the thread of the caller executes an insertion, after its event loop prepared that."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -182,8 +182,8 @@ class AgentRunner(RunClient):
             `event_bus` and `state_store`.
         event_bus: The events of runs.
         state_store: The journals of runs.
-        config: Settings. None means those of the process.
-        tools: The tools of agents that have none of their own.
+        config: Settings of this runner. By default the settings of the process.
+        tools: The tools of agents that define no tools.
         trace_sinks: Receive traces of runs. They cannot delay a run.
         persistence: The manager of further stores. A run with a `conversation_id` starts with the earlier messages of
             that conversation, and its new messages are appended when it succeeds. An audit store records what runs do.
@@ -266,7 +266,8 @@ class AgentRunner(RunClient):
             trace_sinks: As in `AgentRunner`.
             persistence: As in `AgentRunner`.
             registry: As in `AgentRunner`.
-            durability: "full" survives a power loss, "normal" a crash of the process. None means the configured one.
+            durability: "full" survives a power loss, "normal" a crash of the process. None means the configured
+                durability.
             read_only: Only read. Every method that writes raises NotSupported. A SQLite file must exist, and neither
                 it nor its directory is written: no lock, log or other file is created. A file that workers have open
                 is read through their log, without making them wait, and `stream` and `wait` see new events within
@@ -396,7 +397,7 @@ class AgentRunner(RunClient):
     async def close(self) -> None:
         """Stop `run_loop`, release active runs, and close the backends.
 
-        Active runs have `grace_seconds` to finish, also those of `execute`, except those that only wait. Calls that
+        Active runs get `grace_seconds` to finish, including runs of `execute`, except runs that only wait. Calls that
         still wait for a run or execute one raise StorageClosed.
         """
         until = self.queue.clock.monotonic() + self.config.grace_seconds
@@ -407,7 +408,7 @@ class AgentRunner(RunClient):
         self.heartbeat.stop()
         await self._process.leave()
         self.watcher.close()
-        async with AsyncExitStack() as closing:  # each is closed, even if another one fails
+        async with AsyncExitStack() as closing:  # each is closed, even if closing another fails
             closing.callback(SHARED.closed, self._worker)
             if self._borrowed:
                 return
@@ -457,10 +458,10 @@ class AgentRunner(RunClient):
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
-        A run id that has succeeded returns the saved result. One that crashed or failed resumes.
+        A run id that succeeded returns the saved result. A run id that crashed or failed resumes.
 
         Args:
-            agent: The agent, or the key of a registered one.
+            agent: The agent, or the key of a registered agent.
             run_id: Names the run. None makes a new id.
             input_data: The same as `input`.
             metadata: Stored with the run.
@@ -473,7 +474,8 @@ class AgentRunner(RunClient):
             parent_run_id: The run that this is a child of.
             concurrency_key: As in `submit`.
             deadline: Wall time at which the run is stopped, as in `submit`. It is stored with a new run, and replaces
-                that of a stored run for this call. A run that cannot resume before it ends timed out at once.
+                the deadline of a stored run for this call. If a run cannot resume before the deadline, it ends as timed
+                out immediately.
             tenant: As in `submit`.
             input: The run's input.
             concurrency_limit: As in `submit`.
@@ -515,7 +517,7 @@ class AgentRunner(RunClient):
         return result.raise_for_status() if raise_on_error else result
 
     async def tenant_of_new_run(self, tenant: str | None, parent: UUID | str | None) -> str:
-        """Return the stored tenant of a new run: the tenant that the caller names, or else that of its parent.
+        """Return the stored tenant of a new run: the tenant that the caller names, or else its parent's tenant.
 
         Args:
             tenant: The tenant that the caller passed, or None.
@@ -590,7 +592,7 @@ class AgentRunner(RunClient):
         """Wait for the process that executes the run, or for the run with its concurrency slot.
 
         Returns:
-            The run's row if it has ended; None if it must be claimed again, at the latest after `CHECK_INTERVAL`.
+            The run's row if it is finished; None if it must be claimed again, at the latest after `CHECK_INTERVAL`.
         """
         at_most = CHECK_INTERVAL
         if row.deadline is not None:
@@ -600,7 +602,7 @@ class AgentRunner(RunClient):
                 raise TimeoutError(f"deadline of run {row.run_key or row.run_id!r} passed: {busy}")
         if outcome != "behind":
             return await self._until_ended(row.run_id, at_most=at_most)
-        with contextlib.suppress(UnknownRun):  # it has ended and was deleted
+        with contextlib.suppress(UnknownRun):  # it ended and was deleted
             await self._until_ended(there.run_id, at_most=at_most)
         return None
 
@@ -615,7 +617,7 @@ class AgentRunner(RunClient):
 
         Args:
             row: The run. It is stored if it is new.
-            reopen: Restart a run that has ended without success.
+            reopen: Restart a run that ended without success.
             wait: Queue the run for its concurrency slot until it is claimed again.
 
         Returns:
@@ -727,6 +729,7 @@ class AgentRunner(RunClient):
         params: Mapping[str, Any] | None = None,
         tenant: str | None = None,
         connection: Any = None,
+        tags: Iterable[str] = (),
         concurrency_limit: int = 1,
         rate_limit: RateLimit | None = None,
     ) -> UUID:
@@ -737,7 +740,7 @@ class AgentRunner(RunClient):
             input: The run's input.
             run_id: Names the run. None makes a new id.
             idempotency_key: With the key of a stored run, that run's id is returned. So it is with its `run_id`.
-            priority: A 32-bit integer. Runs with a greater one are claimed first.
+            priority: A 32-bit integer. Runs with a greater priority are claimed first.
             delay: Seconds from now until the run may start.
             expires_in: Seconds from now after which the run is not started any more.
             deadline: Wall time at which the run is stopped.
@@ -746,8 +749,8 @@ class AgentRunner(RunClient):
             concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time, or as many as
                 `concurrency_limit` allows. None means the conversation of an input with a `conversation_id`, and no key
                 for a child run. "" means no key.
-            traceparent: The span that the run's spans belong to, as a W3C `traceparent`. None: the current span, if a
-                trace sink knows one. It is stored in the metadata.
+            traceparent: The span that the run's spans belong to, as a W3C `traceparent`. If None, the current span, if
+                a trace sink knows it. It is stored in the metadata.
             params: Merged into the "params" of the input.
             tenant: Whose run it is: 1 to 128 characters. `run_id`, `idempotency_key`, `concurrency_key` and the
                 conversation of the input are names within the tenant, so that two tenants can use the same names. Child
@@ -755,6 +758,8 @@ class AgentRunner(RunClient):
             connection: A connection of psycopg or asyncpg, or a connection or session of SQLAlchemy, to the PostgreSQL
                 database of this runner. The run is stored in its open transaction, and exists if you commit.
                 `submit_sync` also takes the connection of Django.
+            tags: At most 32 tags of 1 to 128 characters. `runs(tag=…)` finds the runs with a tag. The tags are stored
+                in the metadata, and forks have the tags of their run.
             concurrency_limit: The run is active while fewer other runs of its concurrency key than this are.
             rate_limit: How many runs start in a period. None: the limit of the agent, if it is registered here, or else
                 of the `RunnerConfig`. The run has one limit, which is stored with it.
@@ -764,7 +769,8 @@ class AgentRunner(RunClient):
 
         Raises:
             IdempotencyConflict: The run id or the key belongs to a run with another agent or input.
-            InvalidArgument: An argument is invalid, or `connection` has no open transaction or another database.
+            InvalidArgument: An argument is invalid, or `connection` is not in a transaction or belongs to another
+                database.
             NotSupported: `connection` is passed, and the runs are not on PostgreSQL.
 
         Examples:
@@ -781,7 +787,7 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
-            concurrency_limit=concurrency_limit, rate_limit=rate_limit,
+            concurrency_limit=concurrency_limit, rate_limit=rate_limit, tags=tags,
             tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
         if connection is None:
@@ -851,14 +857,14 @@ class AgentRunner(RunClient):
 
         Args:
             poll_interval: Seconds between two looks at the queue, at most.
-            concurrency: How many runs execute at once. A run that waits does not count.
+            concurrency: How many runs execute at the same time. A run that waits does not count.
             handle_signals: Whether SIGTERM and SIGINT stop the loop. All loops of the process share them. When the
-                last loop has drained, the handlers that were installed before are restored and receive the signals.
-                Handlers are installed only while a loop runs in the main thread.
+                last loop ends, the handlers that were installed before are restored and receive the signals. Handlers
+                are installed only while a loop runs in the main thread.
 
         Raises:
             StorageClosed: The runner was closed.
-            InvalidArgument: An argument is invalid, or the runner has a loop already.
+            InvalidArgument: An argument is invalid, or a loop of the runner already runs.
         """
         self.backends.require_writable()
         declared = self.schedules.declared(map(self.agent, self.registry.keys()))
@@ -872,14 +878,14 @@ class AgentRunner(RunClient):
     def stop(self) -> None:
         """Stop `run_loop`: claim nothing new and let active runs finish. Thread-safe.
 
-        If no `run_loop` is running, the next one stops.
+        If no `run_loop` is running, the next loop stops.
         """
         self._worker.stop()
 
     # -- without a loop
 
     def execute_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`execute` for code without an event loop, or in a thread next to one.
+        """`execute` for code without an event loop, or in a thread next to a loop.
 
         Args:
             *args: The arguments of `execute`.
@@ -901,7 +907,7 @@ class AgentRunner(RunClient):
         return call(self.execute, *args, **kwargs)
 
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
-        """`submit` for code without an event loop, or in a thread next to one.
+        """`submit` for code without an event loop, or in a thread next to a loop.
 
         With `connection`, your thread executes the statement, so the connection may belong to it.
 

@@ -152,7 +152,7 @@ def schedule(id: str | None = None, **options: Any) -> Callable[[type[_Agent]], 
 
 
 class _State(NamedTuple):
-    """What a schedule has done."""
+    """What a schedule did."""
 
     decided: float  # ticks up to this time have fired, or never will
     fired: float | None = None  # the last tick that started a run
@@ -183,7 +183,7 @@ class Ticks:
         return None if tick is None or tick > self._end else tick
 
     def due(self, after: float, now: float, most: int) -> list[float]:
-        """Return the last ticks after a time whose jitter has passed now, at most `most`, the earliest first."""
+        """Return the last ticks after a time whose jitter passed, at most `most`, the earliest first."""
         since, window = now, 3600.0
         found: list[float] = []
         while since > after and len(found) < most:  # a year of minutes is not walked from its beginning
@@ -211,8 +211,9 @@ class Ticks:
 def _cron_ticks(cron: str, zone: ZoneInfo, since: float) -> Iterator[float]:
     """Yield the ticks of a cron expression from about a time on.
 
-    A time of day that the clock skips is a tick at the first valid time after it, and one that the clock repeats is a
-    tick once. If the minute or the hour is a wildcard, ticks follow real time instead, as in the cron of Debian.
+    If the clock skips a time of day, the tick is at the first valid time after it. If the clock repeats a time of day,
+    there is one tick. If the minute or the hour is a wildcard, ticks follow real time instead, as in the cron of
+    Debian.
     """
     minute, hour, *_ = cron.split()
     follows = minute.startswith("*") or hour.startswith("*")
@@ -319,8 +320,8 @@ class Schedules:
     ) -> Schedule:  # fmt: skip
         """Store a schedule, or replace the stored schedule with that id.
 
-        An equal schedule changes nothing. After a change, the first tick is the first one after now: no tick of the
-        old schedule fires any more.
+        An equal schedule changes nothing. After a change, the first tick is the first after now: no tick of the old
+        schedule fires any more.
 
         Args:
             id: Names the schedule within its tenant, without a colon.
@@ -329,8 +330,8 @@ class Schedules:
             cron: When runs start, such as `0 9 * * mon-fri`. Needs the extra `schedules`.
             every: Instead of `cron`: seconds between two runs, at least 1, counted from `start` or else from 1970.
             timezone: The time zone of `cron`.
-            catch_up: Of the ticks that passed while no worker ran, "last" fires the last one, "all" fires the last 100,
-                and "none" fires the ticks of the last minute.
+            catch_up: Of the ticks that passed while no worker ran, "last" fires the last tick, "all" fires the last
+                100, and "none" fires the ticks of the last minute.
             overlap: While the run of the tick before is live, "skip" starts no run, "queue" starts the run after that
                 run, and "cancel_previous" cancels that run.
             jitter: Delays each tick by a part of so many seconds, which is fixed for the schedule and the tick.
@@ -440,7 +441,7 @@ class Schedules:
         return found
 
     async def put_declared(self, declared: Iterable[tuple[str, AgentRuntime, Mapping[str, Any]]]) -> None:
-        """Store what `declared` has returned, once the store answers."""
+        """Store what `declared` returned, once the store answers."""
         for id, agent, options in declared:
             while True:
                 try:
@@ -486,7 +487,7 @@ class Schedules:
             ops: Sequence[Op] = () if old is None else _deletion(old)
             with contextlib.suppress(RowChanged):
                 found = (await self._queue.commits.commit(None, [*ops, Op("queue.insert", (row,))]))[-1]
-                if same_input(row, found):  # else another process has stored the schedule since
+                if same_input(row, found):  # else another process stored the schedule since
                     return Schedule.of(found)
 
     def _run(self, spec: Mapping[str, Any], tenant: str, tick: float) -> RunRow:
@@ -509,7 +510,7 @@ class Schedules:
                 await self._fire(row)
                 return
             except LeaseLost:
-                return  # the schedule was changed, or another worker has claimed it since
+                return  # the schedule was changed, or another worker claimed it since
             except RowChanged:
                 await self._cancelled(row)
                 return
@@ -559,7 +560,7 @@ class Schedules:
             await self._settle(row, due_at=due, reason=row.reason, ops=[])
 
     async def _cancelled(self, row: RunRow) -> None:
-        """A caller has cancelled the row like a run: the schedule is deleted."""
+        """A caller cancelled the row like a run: the schedule is deleted."""
         with contextlib.suppress(AgentRuntimeError, RowChanged):  # its lease ends
             await self.drop(row)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
-from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, run_input
+from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, mapping, run_input
 from .._core.clock import aware, shown_duration
 from .._core.codec.json import decode_dict
 from .._core.ids import known_uuid, stored_id
@@ -21,6 +21,7 @@ from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds,
 from ..errors import InvalidArgument, RunBusy
 from ..limits import RATE_LIMIT, TURNS, RateLimit, RunLimits
 from ..queue.base import RunQueue, conversation_of
+from ..queue.contents import ContentFilter, checked_tag, comparable, tags_in, without_tags
 from ..queue.records import RunFilter, RunRow, open_questions
 from ..status import TERMINAL, RunStatus, status_words
 from ..tools.registry import ToolRegistry
@@ -39,9 +40,9 @@ class RunnerConfig:
             count. An agent may have its own limit, which may be higher.
         heartbeat_interval_seconds: Time between two extensions of a lease; at most a third of the lease. On Redis and
             PostgreSQL the default is 10.
-        lease_ttl_seconds: Time after which another worker takes over the runs of a worker that has crashed. On Redis
-            and PostgreSQL the default is 30.
-        max_retries: Failed attempts after which a run has failed, the first one included. Crashes do not count.
+        lease_ttl_seconds: Time after which another worker takes over the runs of a crashed worker. On Redis and
+            PostgreSQL the default is 30.
+        max_retries: Failed attempts after which a run is `failed`, including the first attempt. Crashes do not count.
         max_crashes: Crashes of its worker in a row, without a new recorded step, after which a run is `dead`. With 1,
             the other runs of that worker are dead too. From 2 on, the run is executed alone before its last crash.
         other_code_timeout_seconds: How long workers leave a run to each other that code of another version began. After
@@ -52,7 +53,7 @@ class RunnerConfig:
         grace_seconds: Time for active runs to finish on shutdown, for a `cancel` hook to release what its run
             holds, and for an audit store to answer.
         retention: How long `vacuum` keeps finished runs, by status.
-        limits: Limits of the agent loop of each run. An agent and a run can only set stricter ones.
+        limits: Limits of the agent loop of each run. An agent and a run can only set stricter limits.
         max_unsent_bytes: How many bytes of an answer a reader with `stream(…, backpressure=True)` may lag.
         keep_unanswered: Whether a run that failed or timed out leaves in its conversation also the user's messages that
             no complete turn follows, marked as unanswered.
@@ -105,7 +106,7 @@ class RunnerConfig:
         return self.lease_ttl_seconds * 2 / 3
 
     def on(self, queue: RunQueue) -> RunnerConfig:
-        """Return the settings of a runner on a queue, which recommends values where the user has set none.
+        """Return the settings of a runner on a queue, which recommends values where the user set none.
 
         Args:
             queue: The queue of the runner.
@@ -119,7 +120,7 @@ class RunnerConfig:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:
-        """Return the settings of a runner that the process's configuration has.
+        """Return a RunnerConfig with the values of the process configuration.
 
         Args:
             config: The settings of the process.
@@ -139,7 +140,7 @@ class _Name(SettingType):
             raise must(called, f"be {self.wanted}", self.shown(value)) from None
 
 
-#: The settings that a runner takes from those of the process.
+#: The settings that a runner takes from the settings of the process.
 _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTINGS]
 _SETTINGS = {
     "worker_id": _Name("a string of 1 to 512 characters without control characters", lambda value: True),
@@ -182,6 +183,7 @@ class RunInfo:
         open_approvals: The names of the questions that the run asks people now; see `runner.approvals`.
         tenant: Whose run it is. Run keys, idempotency keys, concurrency keys and conversations are names within a
             tenant.
+        tags: The tags of the run.
 
     Examples:
         >>> from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
@@ -220,6 +222,7 @@ class RunInfo:
     held: bool
     open_approvals: tuple[str, ...] = ()
     tenant: str | None = None
+    tags: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -233,6 +236,7 @@ class RunInfo:
             return aware(seconds) if seconds else None
 
         decoded = row.decoded
+        metadata = decoded("metadata", partial(decode_dict, known=True))
         return cls(
             run_id=decoded("run_id", known_uuid),
             run_key=row.run_key,
@@ -241,7 +245,7 @@ class RunInfo:
             attempt=row.attempt,
             generation=row.generation,
             input=decoded("input", partial(decode_dict, known=True)),
-            metadata=decoded("metadata", partial(decode_dict, known=True)),
+            metadata=without_tags(metadata),
             priority=row.priority,
             created_at=decoded("created_at", aware),
             scheduled_at=decoded("due_at", when),
@@ -256,6 +260,7 @@ class RunInfo:
             held=row.blocked > 0,
             open_approvals=tuple(question.name for question in open_questions(row)),
             tenant=row.tenant or None,
+            tags=tags_in(metadata),
         )
 
 
@@ -283,9 +288,9 @@ def checked_input(input: Any, params: Any, input_data: Any = None) -> dict[str, 
 
 
 def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
-    """Return the concurrency key of a run: the one that was passed, else that of its conversation.
+    """Return the concurrency key of a run: the passed key, else the key of its conversation.
 
-    A child run has none by default: its parent, which waits for it, may hold the slot.
+    By default a child run has none: its parent, which waits for it, may hold the slot.
     """
     if key is not None or parent is not None or not isinstance(input, Mapping):
         return key
@@ -303,14 +308,15 @@ def concurrency_key_of(key: str | None, input: Mapping[str, Any], parent: UUID |
         return checked_name("concurrency_key", key)
     except (
         InvalidArgument
-    ):  # too long, or with line breaks: an id may be any string, and the user has not chosen this key
+    ):  # too long, or with line breaks: an id may be any string, and the user did not choose this key
         return f"conversation:{conversation_id(conversation)}"
 
 
 def run_filter(
     status: RunStatus | str | Sequence[RunStatus | str] | None, agent: str | None, since: _dt.datetime | float | None,
     until: _dt.datetime | float | None, prefix: str | None, parent: UUID | str | None, conversation: UUID | str | None,
-    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int, tenant: str | None = None,
+    concurrency_key: str | None, reason: str | None, newest_first: bool, limit: int, tenant: str | None,
+    *, min_attempts: int, contents: ContentFilter,
 ) -> RunFilter:  # fmt: skip
     """Return the filter of `AgentRunner.runs`, or raise InvalidArgument about an argument of it."""
     if agent is not None and not isinstance(agent, str):
@@ -333,7 +339,28 @@ def run_filter(
         concurrency_key=None if concurrency_key is None else checked_name("concurrency_key", concurrency_key),
         reason=None if reason is None else checked_name("reason", reason),
         tenant=owner or None,
+        min_attempts=checked_int("min_attempts", min_attempts),
+        contents=contents,
     )  # fmt: skip
+
+
+def content_filter(
+    metadata: Mapping[str, Any] | None, tag: str | None, error_type: str | None, code_version: str | None,
+    search: str | None,
+) -> ContentFilter:  # fmt: skip
+    """Return the conditions on the contents of runs, or raise InvalidArgument about one of them."""
+    pairs = mapping("metadata", metadata)
+    if (wrong := next((key for key in pairs if not isinstance(key, str)), None)) is not None:
+        raise must("a key of metadata", "be a string", wrong)
+    if search is not None and (not isinstance(search, str) or not search.strip()):
+        raise must("search", "be a string that is not empty", search)
+    return ContentFilter(
+        tuple((key, comparable(value)) for key, value in pairs.items()),
+        None if tag is None else checked_tag(tag),
+        None if error_type is None else checked_name("error_type", error_type),
+        None if code_version is None else checked_name("code_version", code_version),
+        None if search is None else search.strip(),
+    )
 
 
 def _statuses(status: RunStatus | str | Sequence[RunStatus | str] | None) -> tuple[str, ...] | None:
@@ -349,7 +376,7 @@ def _statuses(status: RunStatus | str | Sequence[RunStatus | str] | None) -> tup
 
 
 def run_busy_error(outcome: str, there: RunRow, now: float) -> RunBusy:
-    """Return the error for a `take` without a claim: another process executes the run, or another run has its slot."""
+    """Return the error for a `take` without a claim: another process executes the run, or its slot is in use."""
     worker = there.worker if there.status == "running" else None
     since = there.claimed_at if worker else None
     return RunBusy(
@@ -364,6 +391,6 @@ def no_messages_reason(row: RunRow, run_id: UUID | str) -> str:
     fields = "'messages': [...]" if conversation is None else f"'messages': [...], 'conversation_id': {conversation!r}"
     where = "" if conversation is None else " of its conversation"
     return (
-        f"run {str(run_id)!r} {status_words(row.status)} and accepts no messages. "
+        f"run {str(run_id)!r} {status_words(row.status)}, so it accepts no messages. "
         f"Start a new run{where}: runner.submit({row.agent!r}, {{{fields}}})"
     )

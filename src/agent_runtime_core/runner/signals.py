@@ -1,7 +1,7 @@
 """One handler for SIGTERM and SIGINT, shared by all worker loops of the process.
 
-The first signal stops every loop, and a later one makes them release their runs at once. When the last loop has
-drained, the handlers that were installed before are restored and receive the same signals.
+The first signal stops every loop, and a later signal makes them release their runs immediately. When the last loop
+ends, the handlers that were installed before are restored and receive the same signals.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SharedSignals:
                 handler.restore()
 
     def is_handled(self, handler: _Handler) -> bool:
-        """Whether the default action would kill a process that has drained and now closes its runners."""
+        """Whether the default action would kill a process whose loops ended and which now closes its runners."""
         return handler.previous is signal.SIG_DFL and handler.was_received and bool(self._unclosed)
 
     def receive(self, handler: _Handler) -> bool:
@@ -89,10 +89,10 @@ class SharedSignals:
         with contextlib.suppress(ValueError):
             self._received.remove(handler)
             return False
-        return True  # another thread's loop was the last one, and has passed the signal on
+        return True  # another thread's loop was the last, and passed the signal on
 
     def forked(self) -> None:
-        """Restore the handlers in a forked child, which has none of the loops."""
+        """Restore the handlers in a forked child, where none of the loops runs."""
         self._running.clear()
         self._received.clear()
         self._unclosed.clear()
@@ -106,7 +106,7 @@ class _Handler:
         self.number = number
         self.previous: Any = signal.getsignal(number)
         self.was_received: bool = False
-        # An event loop calls the handlers of its add_signal_handler, even if signal.signal has installed another one.
+        # An event loop calls the handlers of its add_signal_handler, even if signal.signal installed another handler.
         # asyncio keeps them in a dictionary, where an empty handler replaces the host's until the loops have drained.
         loop = asyncio.get_running_loop()
         self._by_loop: dict[int, asyncio.Handle] = getattr(loop, "_signal_handlers", {})
@@ -114,7 +114,7 @@ class _Handler:
         self._empty = asyncio.Handle(_nothing, (), loop)
         if self._handle is not None:
             self._by_loop[number] = self._empty
-        #: Whether the event loop calls the host's handler at once, as uvloop does. Its handlers cannot be read.
+        #: Whether the event loop calls the host's handler immediately, as uvloop does. Its handlers cannot be read.
         self._is_called = self._handle is None and getattr(self.previous, "__self__", None) is loop
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -133,18 +133,18 @@ class _Handler:
         """Install the previous handler again."""
         previous = self.previous
         if _main_task(previous) is not None and _main_task(previous).done():
-            previous = signal.default_int_handler  # that asyncio.run has returned, and could not restore it itself
+            previous = signal.default_int_handler  # asyncio.run returned, and could not restore it itself
         signal.signal(self.number, previous)
         if self._handle is not None and self._by_loop.get(self.number) is self._empty:
             self._by_loop[self.number] = self._handle
             signal.siginterrupt(self.number, False)  # as add_signal_handler had set it
 
     def pass_on(self) -> None:
-        """Deliver the signal to the previous handler, unless that is the default one."""
+        """Deliver the signal to the previous handler, unless that is the default handler."""
         if self._is_default() or self._is_called:
             return
         if signal.getsignal(self.number) is not self.previous:
-            self.previous(self.number, None)  # a handler that was installed later calls this one
+            self.previous(self.number, None)  # a handler that was installed later calls this handler
         elif _in_main_thread():
             signal.raise_signal(self.number)
         else:
@@ -168,7 +168,7 @@ def _install(number: signal.Signals) -> None:
 
 
 def _main_task(handler: Any) -> Any:
-    """The task that asyncio.run cancels on SIGINT, if this is the handler that it has installed; else None."""
+    """The task that asyncio.run cancels on SIGINT, if asyncio.run installed this handler; else None."""
     owner = getattr(getattr(handler, "func", None), "__self__", None)
     return handler.keywords.get("main_task") if isinstance(owner, asyncio.Runner) else None
 

@@ -57,8 +57,8 @@ async def assign_runs(
     Args:
         runner: A runner on the store.
         tenant: The tenant.
-        wanted: Which runs. A child run follows its parent, also if the filter does not admit it.
-        source: The tenant that has the runs. None: they have none.
+        wanted: Which runs. A child run follows its parent, even if the filter does not admit it.
+        source: The tenant of the runs. If None, they have no tenant.
         dry_run: Only say what would be done. An idempotency key that the tenant uses is not found.
 
     Raises:
@@ -80,7 +80,7 @@ class _Assigning:
         self.done = Assignment(tenant, source or None)
 
     async def move(self, wanted: RunFilter) -> None:
-        # What an interrupted call has left: nothing else would find it, because its run was moved.
+        # What an interrupted call left: nothing else would find it, because its run was moved.
         async for rows in self._pages(wanted._replace(tenant=self._tenant)):
             await _each(rows, self._follow)
         in_groups = list[RunRow]()

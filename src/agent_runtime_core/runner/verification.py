@@ -48,7 +48,7 @@ class Verification:
 async def verify_store(runner: AgentRunner) -> Verification:
     """Read each run with its journal, events and messages, and each document.
 
-    Each journal record has a checksum, and each run says how many steps of its journal have ended, so that records
+    Each journal record contains a checksum, and each run says how many steps of its journal ended, so that records
     which were changed or are missing are found. Of a SQLite file, the pages and indexes are checked too. A store that
     workers write to meanwhile is no reason for a finding.
 
@@ -102,7 +102,7 @@ async def _verify_run(runner: AgentRunner, row: RunRow, found: Verification) -> 
 
 async def _verify_documents(documents: DocumentStore, found: Verification) -> None:
     for space, kind in await documents.read("kinds"):
-        if space is None or kind is None:  # an earlier release has not stored the long name of a space
+        if space is None or kind is None:  # an earlier release did not store the long name of a space
             continue
         try:
             async for page in Collection(documents, space, kind).pages(size=_PAGE):
@@ -114,8 +114,8 @@ async def _verify_documents(documents: DocumentStore, found: Verification) -> No
 # -- a store that was restored from a copy
 
 
-async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
-    """Mark each run that has not ended: it may have done more than the store knows. Return how many there are.
+async def mark_restored(runner: AgentRunner, *, force: bool = False, dry_run: bool = False) -> int:
+    """Mark each run that is not finished: it may have done more than the store knows. Return how many there are.
 
     From then on, each guarded step that such a run starts without a record is in doubt, until a person confirms the run
     with `confirm_restored`.
@@ -123,6 +123,7 @@ async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
     Args:
         runner: A runner on the store, in which no worker executes runs.
         force: Mark them although workers seem to live.
+        dry_run: Only count them.
 
     Raises:
         InvalidArgument: A worker lives, according to the store.
@@ -134,11 +135,11 @@ async def mark_restored(runner: AgentRunner, *, force: bool = False) -> int:
     payload = encode({"epoch": epoch})
     wanted = RunFilter(tuple(LIVE), limit=_PAGE)
     while rows := await queue.find(wanted):
-        for row in rows:
+        marked += len(rows)
+        for row in () if dry_run else rows:
             event = (f"restored:{epoch}", EventType.RUN_RESTORED.value, payload, queue.clock.wall())
             await runner.event_bus.commits.commit(None, [publish_op(row.run_id, [event])])
             await queue.commits.commit(None, [queue.post_op(row.run_id, RESTORED, "", payload, f"restored:{epoch}")])
-            marked += 1
         wanted = wanted._replace(after=rows[-1].arrival)
     return marked
 
@@ -148,7 +149,7 @@ async def confirm_restored(
 ) -> bool:
     """Note that a run had done nothing more than the restored store knows. Return whether the run was resumed.
 
-    A run that has ended without success is resumed, because it has perhaps failed with a step in doubt.
+    A run that ended without success is resumed, because it perhaps failed with a step in doubt.
 
     Args:
         runner: A runner on the store.

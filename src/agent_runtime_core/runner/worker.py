@@ -52,8 +52,8 @@ UNLIMITED = sys.maxsize  # slots while no `run_loop` sets their number
 class ConcurrencySlots:
     """The slots of a worker.
 
-    A run that waits releases its slot. When it continues it gets the next free one, in order of arrival and before
-    newly claimed runs. After `REGAIN_TIMEOUT` seconds without one it is released to the queue.
+    A run that waits releases its slot. When it continues it gets the next free slot, in order of arrival and before
+    newly claimed runs. After `REGAIN_TIMEOUT` seconds without a slot it is released to the queue.
 
     Args:
         clock: The clock of the worker.
@@ -80,7 +80,7 @@ class ConcurrencySlots:
         self.busy += 1
 
     def release(self, control: RunControl) -> None:
-        """Free the slot of a run that only waits, or has ended."""
+        """Free the slot of a run that only waits, or ended."""
         if not control.without_slot:
             control.without_slot = True
             self.busy -= 1
@@ -88,7 +88,7 @@ class ConcurrencySlots:
             self._notify()
 
     async def regain(self, control: RunControl) -> bool:
-        """Wait until the run has a slot again; return False if it must be released to the queue instead."""
+        """Wait until the run gets a slot again; return False if it must be released to the queue instead."""
         if not control.without_slot:
             return True
         if self.free > 0:
@@ -162,7 +162,7 @@ class Worker:
         registry: Returns the agents whose runs are claimed. A turn manager replaces the registry of its runner.
         new_execution: Creates the execution of a claimed run.
         process: The row of the runner, which the loop stores and renews.
-        leave_lifespans: Called when the loop has drained.
+        leave_lifespans: Called when the loop is drained.
         fire: Fires the ticks of a schedule whose row was claimed.
     """
 
@@ -201,7 +201,7 @@ class Worker:
         self._claims_due = False  # the last claim succeeded, and so made due runs ready
         self._wake_event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_ended: Future[None] | None = None  # done when the loop has ended
+        self._loop_ended: Future[None] | None = None  # done when the loop ends
         self._closed = False
         self._blocking_claims: BlockingClaims | None = None  # claims of the loop that wait in the store
         self._poll = 1.0  # longest time in seconds between two claims of the loop
@@ -314,7 +314,7 @@ class Worker:
     async def _start_claimed(self, rows: list[RunRow]) -> None:
         """Start the runs that may start, after the others were released.
 
-        If the process crashes, that counts as a crash of every run it has claimed.
+        If the process crashes, that counts as a crash of every run that it claimed.
         """
         self._start_all([row for row in rows if row.agent == SCHEDULE])
         rows = [row for row in rows if row.agent != SCHEDULE]
@@ -325,7 +325,7 @@ class Worker:
             if releases:
                 await asyncio.wait(releases)
         except asyncio.CancelledError:
-            self._start_all(startable)  # not after a GeneratorExit: the event loop has stopped, and starts no task
+            self._start_all(startable)  # not after a GeneratorExit: the event loop is stopped, and starts no task
             raise
         self._start_all(startable)  # checked again: a suspect may have started in between
 
@@ -388,11 +388,11 @@ class Worker:
             self.slots.release(execution.control)
 
     def _wake_for_free_slot(self) -> None:
-        if self.slots.busy < self.slots.count:  # else the commit that ended a run has claimed another for its slot
+        if self.slots.busy < self.slots.count:  # else the commit that ended a run claimed another for its slot
             self.wake()
 
     def wake(self) -> None:
-        """Have the loop claim again, because a slot is free or a run has arrived."""
+        """Have the loop claim again, because a slot is free or a run arrived."""
         if self._wake_event is not None:
             self._wake_event.set()
 
@@ -401,7 +401,7 @@ class Worker:
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
         """Claim and execute runs until the worker is stopped; see `AgentRunner.run_loop`."""
         if self._closed:
-            raise StorageClosed("this runner was closed. Create another one")
+            raise StorageClosed("this runner was closed. Create another runner")
         if self._wake_event is not None and self._loop is not None and not self._loop.is_closed():
             fix = "Raise its concurrency, or create another runner"
             raise must("run_loop", "run once per runner", Shown("a second call"), fix)
@@ -438,7 +438,7 @@ class Worker:
                     await self._sleep(wake, self._poll)
             await self._finish()
         except (Exception, asyncio.CancelledError):
-            # The loop was cancelled or has failed: active runs are released without waiting for the grace.
+            # The loop was cancelled or failed: active runs are released without waiting for the grace.
             self._stopping = self._hurry = True
             await self._finish()
             raise
@@ -506,7 +506,7 @@ class Worker:
                 self._busy.add_done_callback(lambda busy: None if busy.cancelled() else wake.set())
             await wake.wait()
             return
-        # In a task of its own, so that runs which were just claimed start before the store is read.
+        # In a separate task, so that runs which were just claimed start before the store is read.
         timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
         try:
@@ -577,7 +577,7 @@ class Worker:
         if self._firing:
             await asyncio.wait(self._firing, timeout=RELEASE_SECONDS)
         while self._executions:
-            # Repeated, because a run that ends may have claimed the next one before.
+            # Repeated, because a run that ends may claim the next run before.
             for execution in self._executions.values():
                 if not execution.control.release_requested:
                     execution.claim.request_release()
@@ -615,8 +615,8 @@ class Worker:
 class _Lifespan:
     """One entered lifespan.
 
-    A task of its own enters and leaves it, because the task of a run ends earlier, and because cancel scopes, as those
-    of anyio, must be left by the task that entered them.
+    A separate task enters and leaves it, because the task of a run ends earlier, and because cancel scopes, such as the
+    scopes of anyio, must be left by the task that entered them.
     """
 
     def __init__(self, agent: AgentRuntime) -> None:
@@ -635,7 +635,7 @@ class _Lifespan:
         return self._leave.is_set() or self.ended.done()
 
     async def entered(self) -> None:
-        """Wait until it is entered; raise what entering it has raised. A cancelled caller leaves the others waiting."""
+        """Wait until it is entered; raise what entering it raised. A cancelled caller leaves the others waiting."""
         await asyncio.shield(self._entered)
 
     def leave(self) -> None:
@@ -694,7 +694,7 @@ class Lifespans:
         """Wait until the lifespan of an agent is entered.
 
         Returns:
-            What the run calls when it needs the lifespan no more; None for an agent without one.
+            What the run calls when it needs the lifespan no more; None for an agent without a lifespan.
         """
         given = getattr(type(agent), "lifespan", None)  # agents of other base classes have none
         if given is None or given is AgentRuntime.lifespan:
@@ -717,10 +717,10 @@ class Lifespans:
         return release
 
     async def leave(self, *, idle_only: bool = False) -> None:
-        """Leave the lifespans, the last one first; each may take the grace, and is cancelled after that.
+        """Leave the lifespans, the last first; each may take the grace, and is cancelled after that.
 
         Args:
-            idle_only: Only those of this event loop that no run uses.
+            idle_only: Only lifespans of this event loop that no run uses.
         """
         if not self._held:  # a coroutine of `run_loop` may be closed when no event loop runs any more
             return

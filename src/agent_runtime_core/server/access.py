@@ -46,7 +46,7 @@ class Caller:
         may: Called with "read", "act" or "delete" and a run; False hides the run. None allows every run. In lists, it
             is called a second time for each run whose `input` it reads, which is loaded then.
         tenant: The caller submits runs of this tenant, and sees no other runs. None: the caller sees the runs of all
-            tenants, and may name one with the parameter `tenant` of a request.
+            tenants, and may name a tenant with the parameter `tenant` of a request.
 
     Raises:
         InvalidArgument: A scope is unknown, `tenant` is no name of a tenant, or `may` is a coroutine function, whose
@@ -118,7 +118,7 @@ class Tokens:
         return None if token is None else _caller_of(token)
 
     def new_code(self) -> str:
-        """Return a code that signs in one browser, once, with the first token. It replaces an unused one."""
+        """Return a code that signs in one browser, once, with the first token. It replaces an unused code."""
         code = secrets.token_urlsafe(32)
         self._code = digest_of(code)
         return code
@@ -183,7 +183,7 @@ def _signature(token: Token, text: str) -> str:
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Return the name of the cookie. It has the port, because all servers of a host share its cookies."""
+    """Return the name of the cookie. It contains the port, because all servers of a host share its cookies."""
     port = connection.url.port
     return COOKIE if port is None else f"{COOKIE}_{port}"
 
@@ -207,7 +207,7 @@ def bearer_of(connection: HTTPConnection) -> str | None:
 
 
 def is_own(connection: HTTPConnection, origin: str, *, scheme: bool = True) -> bool:
-    """Whether an `Origin` is that of this server, as the client addressed it."""
+    """Whether an `Origin` names this server, as the client addressed it."""
     host = connection.headers.get("host", "").lower()
     own = f"{'https' if connection.url.scheme in ('https', 'wss') else 'http'}://{host}"
     return origin.lower() in ((own,) if scheme else (f"http://{host}", f"https://{host}"))
@@ -225,7 +225,7 @@ class Access:
 
         Raises:
             Problem: 401 without valid credentials; 403 for an unsafe request that only has a cookie, or for another
-                tenant than that of the caller; 422 for an invalid one; 429 past a limit.
+                tenant than the caller's tenant; 422 for an invalid tenant; 429 past a limit.
         """
         known = connection.scope.get(CALLER)
         if known is not None:
@@ -295,7 +295,7 @@ def check_cookie_request(connection: HTTPConnection) -> None:
 
 
 def check_scope(caller: Caller, scopes: Iterable[str], what: str = "request") -> None:
-    """Raise Problem 403 for a caller that has none of these scopes."""
+    """Raise Problem 403 for a caller without any of these scopes."""
     if caller.scopes.isdisjoint(scopes):
         raise Problem.of(403, f"This {what} needs a token with the scope {' or '.join(scopes)}.")
 
@@ -304,7 +304,7 @@ def in_tenant(caller: Caller, tenant: str | None) -> Caller:
     """Return the caller for a request that names a tenant: it submits, reads and changes runs of this tenant alone.
 
     Raises:
-        Problem: 403 if the caller has another tenant. 422 if it is no name of a tenant.
+        Problem: 403 if the caller belongs to another tenant. 422 if the text is no name of a tenant.
     """
     if tenant is None or tenant == caller.tenant:
         return caller

@@ -80,7 +80,7 @@ async def resume_run(request: Request, id: str, caller: Actor) -> Response:
 
 @_post("/runs/{id}/fork", "Fork a run", 404, 409, status=201, ok_201=documents.Run)
 async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Response:
-    """Store a new run that resumes from a step of this one. It needs the scope result or read, too."""
+    """Store a new run that resumes from a step of this run. It needs the scope result or read, too."""
     check_scope(caller, OF_RESULTS)  # the new run has the saved results of this one
     state = state_of(request)
     row = await visible_row(state.runner.queue, caller, id, "act")
@@ -100,7 +100,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
 
 
 async def _check_fork(state: ServerState, caller: Caller, source: RunRow, body: documents.Fork) -> None:
-    """Raise a problem for a fork that the caller may not have."""
+    """Raise a problem for a fork that the caller may not make."""
     given = source.decoded("input", decode_dict) if body.input is None else body.input
     try:
         new = state.runner.queue.new_row(
@@ -193,7 +193,7 @@ async def discard_dead_letters(request: Request, body: documents.DeadLetters, ca
 async def _repair(
     state: ServerState, caller: Caller, body: documents.DeadLetters, verb: str, act: Callable[[str], Awaitable[Any]]
 ) -> Response:
-    """Apply `act` to each run; report those that do not exist, are hidden or have another state."""
+    """Apply `act` to each run; report those that do not exist, are hidden or are in another state."""
     ids = await _all_with(state, caller, body, verb) if body.ids is None else list(dict.fromkeys(body.ids))
     done: list[str] = []
     failed: list[dict[str, str]] = []

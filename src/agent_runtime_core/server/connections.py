@@ -24,8 +24,8 @@ _LOOK_SECONDS: Final = 1.0  # between two looks at the answers that clients do n
 class Connections:
     """The HTTP connections of one server.
 
-    A connection without a request in progress makes way for a new one. A client that reads nothing of its answer is
-    disconnected, also if the server has closed the connection.
+    A connection without a request in progress makes way for a new connection. A client that reads nothing of its answer
+    is disconnected, even if the server has closed the connection.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -45,7 +45,8 @@ class Connections:
     def opened(self, connection: GuardedProtocol) -> None:
         """Count a new connection. If there are too many, close the connection that is idle for longest.
 
-        If no other one is idle, up to `SPARE` new ones stay open. Their requests get 503, except for `/health`.
+        If no other connection is idle, up to `SPARE` new connections stay open. Their requests get 503, except for
+        `/health`.
         """
         self._open.add(connection)
         self._idle[connection] = None
@@ -66,12 +67,12 @@ class Connections:
             connection.app_state = {**connection.app_state, IS_SPARE: True}
 
     def idle(self, connection: GuardedProtocol) -> None:
-        """Note that a connection has no request in progress."""
+        """Note that no request of a connection is in progress."""
         if connection in self._open:
             self._idle.setdefault(connection)
 
     def busy(self, connection: GuardedProtocol) -> None:
-        """Note that a connection has a request in progress."""
+        """Note that a request of a connection is in progress."""
         self._idle.pop(connection, None)
 
     def closed(self, connection: GuardedProtocol) -> None:
@@ -111,7 +112,7 @@ class _Unlimited(int):
 
 
 class GuardedProtocol(asyncio.Protocol):
-    """What is added to the HTTP protocol of uvicorn. Its `cycle` is the present request, or the last one."""
+    """What is added to the HTTP protocol of uvicorn. Its `cycle` is the present request, or the last request."""
 
     app_state: Any
     connections: Any
@@ -137,7 +138,7 @@ class GuardedProtocol(asyncio.Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Reject headers that are too large or too slow, also those that follow a request in progress."""
+        """Reject headers that are too large or too slow, even if they follow a request in progress."""
         before = self.cycle
         is_body = before is not None and before.more_body
         super().data_received(data)
@@ -169,7 +170,7 @@ class GuardedProtocol(asyncio.Protocol):
             cycle.chunked_encoding, cycle.expected_content_length = False, _Unlimited()
 
     def on_response_complete(self) -> None:
-        """Note that the connection has no request in progress."""
+        """Note that no request of the connection is in progress."""
         cast("Any", super()).on_response_complete()
         if self._is_idle():
             self.guard.idle(self)
@@ -186,7 +187,7 @@ class GuardedProtocol(asyncio.Protocol):
         cast("Any", super()).handle_websocket_upgrade(*args)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem, also the body of a request whose response has not begun."""
+        """Answer what is not HTTP with a problem. It may be the body of a request whose response has not begun."""
         cycle = self.cycle
         if not self._is_idle() and cycle.more_body and not (cycle.response_started or getattr(self, "pipeline", ())):
             cycle.disconnected = True  # what its route answers is not sent

@@ -95,12 +95,12 @@ def form(required: Sequence[str], **properties: dict[str, Any]) -> dict[str, Any
 
 
 def one_of(*forms: dict[str, Any]) -> ConfigDict:
-    """Return the configuration of a body that has one of these forms."""
+    """Return the configuration of a body that must fit one of these forms."""
     return ConfigDict(json_schema_extra={"oneOf": [*forms]})
 
 
 class Body(BaseModel):
-    """A JSON object. Values have the type of their field, without conversion, and there are no other fields."""
+    """A JSON object. Values must be of the type of their field, without conversion, and there are no other fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -139,6 +139,7 @@ class AgentRun(_TenantRun):
     )
     conversation_id: Key | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    tags: list[str] = Field(default_factory=list, description="At most 32 tags of 1 to 128 characters.")
 
 
 def _form_of(body: Any, **forms: str) -> str | None:
@@ -287,7 +288,7 @@ class Reply(JSONResponse):
 
 
 class Shape(BaseModel):
-    """A response. Later versions may have further fields."""
+    """A response. Later versions may contain further fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -323,6 +324,12 @@ class Page(Shape):
 
     items: list[dict[str, Any]]
     next: str | int | None
+
+
+class Runs(Page):
+    """A page of runs. `note` says which runs were not read, if there are any."""
+
+    note: str | None
 
 
 class Timeline(Page):
@@ -364,7 +371,7 @@ class StoredMessage(Shape):
 
 
 class Schedule(Shape):
-    """A schedule. Times have the offset of its time zone."""
+    """A schedule. Times show the offset of its time zone."""
 
     id: str
     tenant: str | None
@@ -421,14 +428,14 @@ class PlanNode(Shape):
 
 
 class PlanEdge(Shape):
-    """The second step needs the first one. Both are ids of nodes."""
+    """The second step needs the first step. Both are ids of nodes."""
 
     from_: str = Field(alias="from")
     to: str
 
 
 class Plan(Shape):
-    """The plan of a run. `not_started` counts steps that the journal has no names of."""
+    """The plan of a run. `not_started` counts steps whose names are not in the journal."""
 
     goal: str | None
     nodes: list[PlanNode]
@@ -448,9 +455,10 @@ class Used(Shape):
 
 
 class UsageItem(Used):
-    """What the runs of one agent, model or day have used."""
+    """What the runs of one agent, tenant, model or day have used."""
 
     agent: str = ""
+    tenant: str = ""
     model: str = ""
     day: str = ""
 
@@ -458,7 +466,7 @@ class UsageItem(Used):
 class Usage(Shape):
     """Tokens and cost. `complete` is whether all runs of that time are counted."""
 
-    by: Literal["agent", "model", "day"]
+    by: Literal["agent", "tenant", "model", "day"]
     since: str | None
     until: str | None
     complete: bool
@@ -466,8 +474,27 @@ class Usage(Shape):
     total: Used
 
 
+class Dashboard(Shape):
+    """What the runs of a window did. `complete` is whether all runs of the last week are counted."""
+
+    window: Literal["hour", "day", "week"]
+    since: str
+    until: str
+    counted_since: str | None
+    complete: bool
+    runs: int
+    journals: int
+    started: int
+    ended: int
+    failed: int
+    series: list[dict[str, Any]]
+    latency: dict[str, dict[str, Any]]
+    cost: dict[str, list[dict[str, Any]]]
+    errors: list[dict[str, Any]]
+
+
 class QueueKey(Shape):
-    """A concurrency key: the run that has it, and how many are queued behind that run."""
+    """A concurrency key: the run that holds its slot, and how many runs are queued behind that run."""
 
     concurrency_key: str
     tenant: str | None
@@ -574,7 +601,7 @@ class Health(Shape):
 
 
 class SignedIn(Shape):
-    """Whose cookie the browser has, and what it may do."""
+    """Whose cookie the browser sent, and what it may do."""
 
     name: str
     scopes: list[str]
@@ -588,8 +615,8 @@ def answers(*codes: int, writes: bool = False, **found: Any) -> dict[int | str, 
     """Return the `responses` of a route.
 
     Args:
-        codes: Statuses of problems besides those of every route.
-        writes: Whether the route stores something, or has a body.
+        codes: Statuses of problems besides the statuses of every route.
+        writes: Whether the route stores something, or takes a body.
         found: The shape of each success, by `ok_200`.
     """
     table: dict[int | str, dict[str, Any]] = {}

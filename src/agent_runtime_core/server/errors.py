@@ -70,7 +70,7 @@ def response_of(problem: Problem, request_id: str) -> Response:
 
 
 def problem_of(error: Exception, known_fields: Iterable[str] = ()) -> Problem:
-    """Return the problem for any error. An unexpected one gives 500, without a detail."""
+    """Return the problem for any error. An unexpected error gives 500, without a detail."""
     if isinstance(error, RequestValidationError):
         return _invalid_request(error, known_fields)
     if isinstance(error, HTTPException):
@@ -93,7 +93,7 @@ def _invalid_request(error: RequestValidationError, known: Iterable[str]) -> Pro
 
 
 def _message(error: Mapping[str, Any], field: str, known: Sequence[str]) -> str:
-    """Return what is wrong with a field. The message has no value of the caller."""
+    """Return what is wrong with a field. The message contains no value of the caller."""
     kind = error["type"]
     if kind == "missing":
         return f"{field} is missing."
@@ -112,7 +112,7 @@ def _message(error: Mapping[str, Any], field: str, known: Sequence[str]) -> str:
 
 
 def _known_fields(request: Request) -> Iterator[str]:
-    """Yield the names of the fields that the route's body may have."""
+    """Yield the names of the fields that the route's body may contain."""
     field = getattr(request.scope.get("route"), "body_field", None)
     pending = [getattr(getattr(field, "field_info", None), "annotation", None)]
     while pending:
@@ -124,12 +124,12 @@ def _known_fields(request: Request) -> Iterator[str]:
 
 
 def request_id_of(connection: HTTPConnection) -> str:
-    """Return the id of this request, which the response has in `X-Request-Id`."""
+    """Return the id of this request, which the response contains in `X-Request-Id`."""
     return cast("str", connection.scope.get(REQUEST_ID, ""))
 
 
 def _allowed(request: Request) -> Iterator[str]:
-    """Yield the methods that the path of a request has."""
+    """Yield the methods that the path of a request accepts."""
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         scope = {**request.scope, "method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):

@@ -23,14 +23,14 @@ IS_SPARE = "agent_runtime.spare"  # in the state of the ASGI scope: the connecti
 
 
 class Buckets:
-    """Token buckets by name: `burst` at once, `rate` per second after that."""
+    """Token buckets by name: `burst` at the same time, `rate` per second after that."""
 
     def __init__(self, rate: float, burst: float, clock: Clock) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # name: what was left, and when
 
     def take(self, name: str) -> float:
-        """Take one; return 0, or the seconds until there is one."""
+        """Take a token; return 0, or the seconds until there is a token."""
         now = self._clock.boot()
         left, then = self._left.pop(name, (self._burst, now))
         left = min(self._burst, left + (now - then) * self._rate)
@@ -180,7 +180,7 @@ class PendingRuns:
         if self._count >= most:
             raise Problem.of(
                 429,
-                f"The queue has its limit of {most} pending runs. Repeat the request later.",
+                f"The queue is full: {most} {'run is' if most == 1 else 'runs are'} pending. Repeat the request later.",
                 type="urn:agent-runtime:queue-full",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )

@@ -43,10 +43,10 @@ Send = Callable[[Sequence[Event]], Awaitable[None]]
 class Reader:
     """One open stream or socket.
 
-    It has no timer: `OpenStreams` looks at all readers once per second.
+    It needs no timer: `OpenStreams` looks at all readers once per second.
 
     Attributes:
-        stopped: Resolved with DRAINING or STALLED when the stream has to end.
+        stopped: Resolved with DRAINING or STALLED when the stream must end.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Reader:
         return self._sending > 0
 
     def look(self, elapsed: float, comment_after: float, stalled_after: float) -> bool:
-        """Stop a reader that has accepted nothing for too long. Return whether an idle one needs a comment."""
+        """Stop a reader that has accepted nothing for too long. Return whether an idle reader needs a comment."""
         if self._sends != self._seen:
             self._seen, self._idle, self._stalled = self._sends, 0.0, 0.0
         elif self._sending:
@@ -87,16 +87,16 @@ class Reader:
 
 
 class Replaced(Exception):
-    """The run was deleted, and another one was submitted with its id."""
+    """The run was deleted, and another run was submitted with its id."""
 
 
 class FollowedRun:
     """Notices for all streams of a run that it was deleted, or deleted and submitted again.
 
-    The positions of their clients are then void, and the events of the new run must not follow those of the old one.
+    The positions of their clients are then void. Events of the new run must not follow events of the old run.
 
     Args:
-        queue: Has the row of the run.
+        queue: Stores the row of the run.
         row: The row when the first stream began.
     """
 
@@ -130,7 +130,7 @@ class FollowedRun:
     async def follow(self, read: Pages, since: int, generation: int, send: Send) -> RunRow:
         """Send the run's events from `since` on until it has finished; return its row.
 
-        A run may be resumed just as it ends. Its stream continues then: the returned row has a final status, and the
+        A run may be resumed just as it ends. Its stream continues then: the returned row shows a final status, and the
         events of all its generations were sent.
 
         Args:
@@ -266,8 +266,8 @@ async def first_of(*futures: asyncio.Future[Any]) -> None:
 def abort(channel: Any) -> None:
     """Drop a connection whose peer accepts nothing, so that its buffer is freed.
 
-    ASGI has no message for it. A normal close first waits until the peer has accepted the buffer, perhaps forever. In
-    uvicorn, `receive` is a method of an object that has the transport.
+    ASGI defines no message for it. A normal close first waits until the peer has accepted the buffer, perhaps forever.
+    In uvicorn, `receive` is a method of an object that holds the transport.
     """
     transport = _transport_of(channel)
     if transport is not None and hasattr(transport, "abort"):
@@ -275,7 +275,7 @@ def abort(channel: Any) -> None:
 
 
 def limit_unsent(channel: Any) -> None:
-    """Have the kernel accept at most `UNSENT_IN_KERNEL` bytes of a connection that were not sent yet.
+    """Make the kernel accept at most `UNSENT_IN_KERNEL` bytes of a connection that were not sent yet.
 
     Its send buffer grows to megabytes otherwise, in which a client that reads nothing does not show.
     """
@@ -291,14 +291,14 @@ def _transport_of(channel: Any) -> Any:
 
 
 def end_frame(state: str) -> bytes:
-    """Return the last server-sent event of a finished run. It has no id, so a client keeps its position."""
+    """Return the last server-sent event of a finished run. It contains no id, so a client keeps its position."""
     return b"data: %b\n\n" % _json({"type": "end", "state": state})
 
 
 def error_frame(problem: dict[str, Any], *, restart: bool = False) -> bytes:
     """Return the server-sent event for an error after which the client reconnects.
 
-    It has no `event:` field, because a browser reports its own connection errors as events of the type "error".
+    It contains no `event:` field, because a browser reports its own connection errors as events of the type "error".
 
     Args:
         problem: Status, title and detail.
@@ -319,7 +319,7 @@ def position_frame(sequence: int) -> bytes:
 
 
 def slices(frames: bytes) -> Iterator[bytes]:
-    """Cut frames into pieces of at most 32 KiB that end with a frame. A larger frame is a piece of its own.
+    """Cut frames into pieces of at most 32 KiB that end with a frame. A larger frame is a separate piece.
 
     The transport then never buffers more than its high-water mark and one piece, and a comment fits between two.
     """

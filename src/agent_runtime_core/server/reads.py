@@ -45,8 +45,8 @@ class HttpRequest(Asked):
 async def asked_of(request: Request, route: Route) -> HttpRequest:
     """Return a request for a route, or raise the problem of its caller or its parameters.
 
-    A route without parameters in the table accepts each one. FastAPI would take a tenth of the request to read the path
-    and the query of an endpoint with parameters.
+    A route without parameters in the table accepts every parameter. FastAPI would take a tenth of the request to read
+    the path and the query of an endpoint with parameters.
     """
     caller = await admitted(request, *route.scopes)
     known = known_parameters(route) if route.parameters else None

@@ -32,7 +32,7 @@ _OF_PUT = answers(404, 409, writes=True, ok_200=documents.Schedule)
 
 @router.put("/schedules/{id}", summary="Store a schedule", responses=_OF_PUT)
 async def put_schedule(request: Request, id: str, body: documents.NewSchedule, caller: Submitter) -> Response:
-    """Store a schedule of the tenant of the request, or replace it. After a change, the first tick is the next one."""
+    """Store a schedule of the tenant of the request, or replace it. After a change, the first tick is the next tick."""
     state, options = state_of(request), body.model_dump()
     runner, tenant = state.runner, caller.tenant
     try:

@@ -103,14 +103,14 @@ class Envelope:
                 )  # fmt: skip
 
     def _count(self, scope: Scope, status: int, started: float) -> None:
-        """Count a response that begins, so that the duration of a stream is not that of its request."""
+        """Count a response that begins: the time that a stream stays open is not the duration of its request."""
         if self._state.metrics is not None and not is_static(scope):
             seconds = self._clock.boot() - started
             self._state.metrics.http_response(method_of(scope), template_of(scope), status, seconds)
 
 
 class BoundedSend:
-    """Sends one answer, or 429 in its place if the caller has not read too many bytes of earlier ones.
+    """Sends one answer, or 429 in its place if the caller has not read too many bytes of earlier answers.
 
     The check before a route sees the request is not enough: many requests may come before the first answer.
     """
@@ -148,7 +148,7 @@ class BoundedSend:
 
 
 def is_static(scope: Scope) -> bool:
-    """Whether a file of the page is requested. A browser asks for dozens at once."""
+    """Whether a file of the page is requested. A browser asks for dozens at the same time."""
     return route_path(scope).startswith("/static/")
 
 
@@ -184,7 +184,7 @@ async def answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -
 
 
 def method_of(scope: Scope) -> str:
-    """Return the method; "-" for one that does not exist."""
+    """Return the method; "-" for a method that does not exist."""
     method = "HEAD" if HEAD in scope else scope.get("method", "WS")
     return method if method in _METHODS or method == "WS" else "-"
 
@@ -212,7 +212,7 @@ def check_head(scope: Scope, settings: ServerSettings) -> None:
 
 
 def is_test_client(scope: Scope, host: bytes) -> bool:
-    """Whether Starlette's `TestClient` calls the application. A real server has an address, which no header changes."""
+    """Whether Starlette's `TestClient` calls the application. No header changes the address of a real server."""
     server = scope.get("server")
     return host == b"testserver" and server is not None and server[0] == "testserver"
 

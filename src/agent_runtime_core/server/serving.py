@@ -35,7 +35,7 @@ _PING_SECONDS: Final = 20.0
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether uvicorn reports more than a rejected handshake, which anybody can cause. The access log has those."""
+    """Whether uvicorn reports more than a rejected handshake, which anybody can cause and the access log shows."""
     return record.msg != "ASGI callable returned without completing handshake."
 
 
@@ -113,7 +113,7 @@ def within_descriptors(settings: ServerSettings) -> ServerSettings:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 is a free one.
+    """Return a socket that listens on an address; port 0 is a free port.
 
     Raises:
         InvalidArgument: The address cannot be used.
@@ -130,7 +130,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, host: str) -> str:
-    """Return the URL of a listening socket, with a loopback address for one that listens on all addresses."""
+    """Return the URL of a listening socket, with a loopback address for a socket that listens on all addresses."""
     port = listening.getsockname()[1]
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:

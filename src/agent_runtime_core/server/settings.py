@@ -28,25 +28,25 @@ class ServerSettings:
         cors: Origins, such as `https://app.example.com`, whose pages may call the API with a token.
         trusted_hosts: Names in the `Host` header that the server answers besides `localhost` and loopback addresses.
         trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count. `agent-runtime
-            serve` uses it; a server of your own has its own setting.
+            serve` uses it; your own server needs its own setting.
         max_body_bytes: The largest request body, at most 16 MiB.
         max_header_bytes: The largest size of all request headers.
         max_url_bytes: The longest URL.
         max_json_depth: How deep a JSON body may be nested.
         request_seconds: Seconds that a client may take to send a request.
-        max_connections: Connections at once, besides streams and sockets. `agent-runtime serve` uses it.
+        max_connections: Connections at the same time, besides streams and sockets. `agent-runtime serve` uses it.
         requests_per_second: Requests that a caller may make per second on average.
-        request_burst: Requests that a caller may make at once.
+        request_burst: Requests that a caller may make at the same time.
         failed_logins_per_minute: Wrong tokens of one address per minute that are answered with 401.
         max_pending: `POST /runs` answers 429 while so many runs are pending. None means no limit.
         max_priority: The greatest `priority` that `POST /runs` accepts. Runs that the application itself submits may
-            have a greater one, and so start before those.
-        max_streams: Event streams and sockets at once.
-        max_streams_per_caller: Event streams and sockets of one caller at once.
+            be of a greater priority, and so start before those.
+        max_streams: Event streams and sockets at the same time.
+        max_streams_per_caller: Event streams and sockets of one caller at the same time.
         max_waits_per_caller: Requests of one caller that wait for a run at the same time. All callers together may
             use half of `max_connections` for it.
-        max_unsent_bytes_per_caller: A request gets 429 while earlier answers to its caller have more bytes that the
-            caller has not read.
+        max_unsent_bytes_per_caller: A request gets 429 while earlier answers to its caller contain more bytes that
+            the caller has not read.
         stalled_seconds: Seconds after which a client that accepts nothing of its answer is disconnected.
         keep_alive_seconds: Seconds between two comments of an event stream without events.
         max_frame_bytes: The largest frame that a client may send over a socket.

@@ -95,7 +95,7 @@ class Socket(Reader):
     """An open WebSocket of a caller, with the runs that it follows.
 
     All sends await one lock. There is no queue: while the client does not read, the followed runs are not read either,
-    and those of this process pause their model streams.
+    and runs of this process pause their model streams.
     """
 
     def __init__(self, websocket: WebSocket, state: ServerState, streams: OpenStreams, caller: Caller) -> None:
@@ -297,7 +297,7 @@ class Socket(Reader):
 
 
 class _Command:
-    """What a type of frame does, the scopes of which it needs one, and its fields."""
+    """What a type of frame does, its fields, and the scopes. The caller needs one of these scopes."""
 
     def __init__(
         self, scopes: tuple[str, ...], do: Callable[[Frame, Any], Awaitable[None]], required: tuple[str, ...],

@@ -89,8 +89,7 @@ def _wants_json(request: Request) -> bool:
 class EventStream(Response, Reader):
     """The events of a run, as server-sent events.
 
-    A stream has no queue. It awaits `send`, which waits while the transport has too much to send, before it reads the
-    next page.
+    A stream needs no queue. It awaits `send`, which waits while the transport is full, before it reads the next page.
     """
 
     media_type = "text/event-stream"

@@ -1,4 +1,4 @@
-"""Store a new run for a request: which row it is, whether the caller may have it, and whether the queue is full."""
+"""Store a new run for a request: which row it is, whether the caller may submit it, and whether the queue is full."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .state import ServerState
 
 
 def span_of(request: Request) -> str | None:
-    """Return the `traceparent` header of a request; None without a valid one, which must not fail the request."""
+    """Return the `traceparent` header of a request; None without a valid header, which must not fail the request."""
     header = request.headers.get("traceparent")
     return None if parsed(header) is None else header
 
@@ -35,7 +35,7 @@ def row_of(
 
     Raises:
         InvalidArgument: A value is invalid, or this server does not plan prompts.
-        UnknownAgent: The server knows agents, and not this one.
+        UnknownAgent: The server knows agents, and not this agent.
     """
     if isinstance(body, PromptRun):
         if state.orchestrator is None:
@@ -50,12 +50,12 @@ def row_of(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
         concurrency_key=body.concurrency_key, concurrency_limit=body.concurrency_limit, traceparent=traceparent,
-        tenant=caller.tenant, params=body.params,
+        tenant=caller.tenant, params=body.params, tags=body.tags,
     )  # fmt: skip
 
 
 def no_part(field: str, what: str, fix: str) -> Problem:
-    """Return the problem for a request that needs a part which this server has not."""
+    """Return the problem for a request that needs a part which this server lacks."""
     return invalid_field(field, f"This server executes no {what}. {fix}.")
 
 
@@ -69,7 +69,7 @@ def _input_of(body: AgentRun) -> dict[str, Any]:
 
 
 def check_agent(state: ServerState, agent: str) -> None:
-    """Raise UnknownAgent if the server knows agents, and not this one."""
+    """Raise UnknownAgent if the server knows agents, and not this agent."""
     known = [*state.registry.keys()]
     if state.orchestrator is not None:
         known.append(state.orchestrator.agent.key)
@@ -78,12 +78,12 @@ def check_agent(state: ServerState, agent: str) -> None:
 
 
 async def insert(state: ServerState, caller: Caller, row: RunRow, *, prompt: bool) -> tuple[RunRow, bool]:
-    """Store a row; return the stored one, and whether it is new.
+    """Store a row; return the stored row, and whether it is new.
 
     Raises:
-        Problem: 403 if the caller may not have such a run. 409 if the id or key is that of another run. 422 for an id
-            that a caller with a tenant may not choose.
-        UnknownRun: The conversation is that of a hidden run.
+        Problem: 403 if the caller may not submit such a run. 409 if another run uses the id or key. 422 for an id that
+            a caller with a tenant may not choose.
+        UnknownRun: The conversation belongs to a hidden run.
     """
     check_id(caller, row, "run_id")
     await check_new(state, caller, row)
@@ -123,9 +123,9 @@ async def insert_turn(state: ServerState, caller: Caller, turn: Any, traceparent
 
 
 def check_id(caller: Caller, row: RunRow, field: str) -> None:
-    """Raise Problem 422 if a caller with a tenant chose an id that a run of another tenant will have.
+    """Raise Problem 422 if a caller with a tenant chose an id that a run of another tenant will get.
 
-    The ids that are made of run keys, and those of child runs, are UUIDs of version 5, and anyone can compute them. A
+    The ids that are made of run keys, and the ids of child runs, are UUIDs of version 5, and anyone can compute them. A
     tenant whose id is taken could not use its key, or its run could not call its child.
     """
     if caller.tenant is not None and row.run_key is None and known_uuid(row.run_id).version == 5:
@@ -133,7 +133,7 @@ def check_id(caller: Caller, row: RunRow, field: str) -> None:
 
 
 async def check_new(state: ServerState, caller: Caller, row: RunRow) -> None:
-    """Check that a caller may have a new run: that the caller could act on it, and may name its conversation.
+    """Check that a caller may submit a new run: that the caller could act on it, and may name its conversation.
 
     A conversation belongs to its first run. A caller may name it if it is new, or if the caller may read that run. If
     messages of it are stored, and no run, nobody knows whose it is, and no caller with `may` may name it.

@@ -87,7 +87,7 @@ class TokenFile:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """The tokens that the file has now. An unreadable or invalid file leaves those that were read before."""
+        """The tokens that the file contains now. An unreadable or invalid file leaves those that were read before."""
         self._read(strict=False)
         return self._tokens
 

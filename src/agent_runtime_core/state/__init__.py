@@ -51,9 +51,10 @@ def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
     """Return a new state store.
 
     Args:
-        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom one.
-            None for the configured one: of `backend_url` if that is set, else of `state_store_backend`.
-        **options: Arguments of its constructor. By default the `path` of SQLite is the configured one, else
+        backend: Name of a built-in backend ("memory", "sqlite" or "redis"), or "package.module:Class" of a custom
+            backend. If None, the configured backend: from `backend_url` if that is set, else from
+            `state_store_backend`.
+        **options: Arguments of its constructor. By default the `path` of SQLite is the configured path, else
             agent_runtime.db, and the `url` of Redis is the configured `redis_url`.
 
     Raises:

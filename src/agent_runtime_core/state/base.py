@@ -43,9 +43,9 @@ def decode_effect(payloads: Payloads | None, row: EffectRow, digest: str, digest
     """Return the row of an effect as its readers get it.
 
     Args:
-        payloads: The codec of the process, if it has one.
-        row: The row as its store has it.
-        digest: The digest of the effect that was looked up. The row gets it, unless its own cannot be compared.
+        payloads: The codec of the process, or None.
+        row: The stored row.
+        digest: The digest of the effect that was looked up. The row gets it, unless its own digest cannot be compared.
         digests: The forms of that digest.
     """
     if row.digest in digests:
@@ -105,22 +105,22 @@ class StateRow(NamedTuple):
 
 
 #: Values of `EffectRow.status`.
-BEGUN: Final = "begun"  # a step has started, and its outcome is not recorded
-HAPPENED: Final = "done"  # a step has completed: `result` is its result
+BEGUN: Final = "begun"  # a step was started, and its outcome is not recorded
+HAPPENED: Final = "done"  # a step was completed: `result` is its result
 APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
 TAKEN: Final = "taken"  # never stored: a run may repeat the effect of another run
-MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while it has members
+MEMBER: Final = "member"  # no effect: the run belongs to the lineage, whose rows are kept while there are members
 CHILD: Final = "child"  # no effect: the lineage of a child, of which this lineage is a member
-ERASED: Final = "erased"  # in place of the run id of a member that never leaves: the lineage has rows of erased runs
-CALLED: Final = "called"  # a child of this lineage has started the effect, in the lineage that `result` names
+ERASED: Final = "erased"  # in place of the run id of a member that never leaves: the lineage contains erased runs
+CALLED: Final = "called"  # a child of this lineage started the effect, in the lineage that `result` names
 
 
 class EffectRow(NamedTuple):
     """A step or an approval of one run, which forks of the run must not repeat without notice.
 
     Runs that were forked from each other share an `origin`: the first run of that lineage. The lineage of a child run
-    is kept while the lineage of its caller is, which is a member of it and has a row with the digest "child". The
-    lineage of the caller also has a row for each effect of a child, with the status "called".
+    is kept while the lineage of its caller is, which is a member of it and contains a row with the digest "child". The
+    lineage of the caller also contains a row for each effect of a child, with the status "called".
 
     Attributes:
         origin: The first run of the lineage.
@@ -148,7 +148,7 @@ keep_former_names(EffectRow, n="arrival")
 
 
 def erased_key(key: str) -> str:
-    """Return the key under which a store has an effect whose run was erased: a digest. The effect is found by both."""
+    """Return the key under which a store keeps an effect whose run was erased: a digest. Both keys find the effect."""
     return f"#{digest(key)}" if "\t" in key else key
 
 
@@ -187,7 +187,7 @@ class RunEnd(NamedTuple):
 
 
 class EffectExists(Exception):
-    """Another run of the lineage has a row of this effect. Nothing was written."""
+    """Another run of the lineage already stored a row of this effect. Nothing was written."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -199,8 +199,8 @@ class StateOperations:
     Attributes:
         state: `state(tx, run_id)` returns the StateRow of a run.
         effects: `effects(tx, origin, key, digests)` returns the EffectRows of an effect.
-        put: `put(tx, row)` replaces what a run has of an effect.
-        drop: `drop(tx, row)` deletes what a run has of an effect.
+        put: `put(tx, row)` replaces what a run stored for an effect.
+        drop: `drop(tx, row)` deletes what a run stored for an effect.
         drop_lineage: Deletes all rows of a lineage.
     """
 
@@ -308,30 +308,31 @@ class StateStore(Backend):
     operations are:
 
     * `journal.append(run_id, Record)`: append at the next position if `seq` is -1. An end without a claim is not
-      appended if the last end has no claim and the same `attempt`; the result is then the position of that end.
+      appended if the last end was written without a claim for the same `attempt`; the result is then the position of
+      that end.
     * `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)`, `state.delete(run_id)`.
     * `fence.install` and `fence.forget`, as on `EventBus`.
-    * `effect.begin(EffectRow, others)`: raises EffectExists if another run has a row of that effect and this run has
-      none. This run has the `run_id` and the `arrival` of the row.
-    * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run has of that
-      effect.
+    * `effect.begin(EffectRow, others)`: raises EffectExists if another run stored a row of that effect and this run did
+      not. The row names this run by `run_id` and `arrival`.
+    * `effect.put(EffectRow, others)`, `effect.drop(EffectRow, others)`: replace and delete what this run stored for
+      that effect.
     * `effect.leave(origin, run_id)`: deletes the row of this member. If it was the last row, deletes all rows of the
       lineage, and applies `effect.leave(row.run_id, origin)` for each of them with the digest "child".
 
-    Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests` has
-    the digest of the operation and the `others`: with a payload codec, the digests under its other keys and the plain
-    one. Without a codec, the operations have no second argument. A run has, replaces or deletes a row of an effect only
-    if its digest is one of `digests`.
+    Rows with the same `origin` and `key` are of the same effect if `same_digest(row.digest, digests)`. `digests`
+    contains the digest of the operation and the `others`: with a payload codec, the digests under its other keys and
+    the plain digest. Without a codec, the operations take no second argument. A row belongs to an effect, and is
+    replaced or deleted, only if its digest is in `digests`.
 
     `read(what, ...)` returns:
 
     * "records" (run_id, after): the records in order.
     * "ending" (run_id): the last record of kind "ended", or None.
-    * "endings" (run_ids): the last record of kind "ended" by run id, for those that have one. The result, which may be
-      large, may be left out if the `info` has a key "end".
+    * "endings" (run_ids): the last record of kind "ended" by run id, if it exists. The result, which may be large, may
+      be left out if the `info` contains a key "end".
     * "state" (run_id): a StateRow.
     * "effects" (origin, key, digests): the rows of one effect. A store that erases runs also returns rows whose key it
-      has replaced by a digest.
+      replaced by a digest.
 
     Args:
         clock: The source of times and random values.

@@ -20,7 +20,7 @@ _IDS = (
 
 
 def _locked_effects(tx: PostgresTx, origin: str, key: str, digests: Sequence[str]) -> list[EffectRow]:
-    """Return the rows of an effect, of which another transaction begins none before this one ends."""
+    """Return the rows of an effect. No other transaction can begin a row of it before this transaction ends."""
     tx.execute(_LOCK_EFFECT, (origin, key))
     return effects(tx, origin, key, digests)  # type: ignore[arg-type]
 

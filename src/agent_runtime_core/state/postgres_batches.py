@@ -49,7 +49,7 @@ def _records(requests: Sequence[CommitRequest]) -> str:
         assert request.guard is not None
         run_id, token = request.guard
         records: list[Record] = [args[1] for name, args in request.ops if name == "journal.append"]
-        # If the first one is not after the last stored record, none of them is appended.
+        # If the first record is not after the last stored record, none of them is appended.
         rows += [(run_id, token, records[0].seq, *record[:17], record.nev) for record in records]
     return sent(_RECORD, sorted(rows, key=lambda row: row[0]))
 
@@ -97,7 +97,7 @@ _END: Final = (
 
 
 def end(engine: Any, requests: Sequence[CommitRequest]) -> Steps:
-    """End runs, and claim the next ones for those who ask for that in the same commit."""
+    """End runs, and claim the next runs for those who ask for that in the same commit."""
     values = sent(_ENDS, sorted(map(_end_cells, requests))), _records(requests)
     wants = [(request, request.ops[-1].args[0]) for request in requests if request.ops[-1].name == "queue.claim"]
     groups = claims(engine, wants)

@@ -25,7 +25,7 @@ MIGRATIONS = (
     "INSERT INTO arc_effects_of_runs SELECT origin, key, digest, run_id, 0, status, result, t FROM arc_effects;\n"
     "DROP TABLE arc_effects;\n"
     "ALTER TABLE arc_effects_of_runs RENAME TO arc_effects",
-    # A status that was saved before has no time: the row of its run is newer, if there is one.
+    # A status that was saved before contains no time: the row of its run is newer, if there is a row.
     "ALTER TABLE arc_state ADD COLUMN status_t REAL",
 )
 
@@ -34,7 +34,7 @@ _PUT = (
     f"INSERT INTO arc_effects ({_EFFECT}) VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (origin, key, digest, run_id, n)"
     " DO UPDATE SET status = excluded.status, result = excluded.result, t = excluded.t"
 )
-_OF_KEY = "FROM arc_effects WHERE origin = ? AND key IN (?, ?)"  # also the form that it has after its run was erased
+_OF_KEY = "FROM arc_effects WHERE origin = ? AND key IN (?, ?)"  # also the form after its run was erased
 _SAME_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest = ?"
 _UNKNOWN_DIGEST = f"SELECT {_EFFECT} {_OF_KEY} AND digest >= ? AND digest < ?"
 _OF_RUN = f"{_OF_KEY} AND digest = ? AND run_id = ? AND n = ?"
@@ -134,7 +134,7 @@ def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
 
 
 def _newest(view: sqlite3.Connection, run_id: str) -> StateRow:
-    """Return the state of a run, with the status of its row in this file unless a newer one was saved."""
+    """Return the state of a run, with the status of its row in this file unless a newer status was saved."""
     state = _state(view, run_id)
     try:
         row = view.execute(_STATUS_OF_ROW, (run_id, run_id)).fetchone()

@@ -130,13 +130,13 @@ class MapRun:
                 return
 
     async def _run_item(self, index: int) -> int | None:
-        """Run one item, whose lock this task has. Returns the next item for this worker."""
+        """Run an item, whose lock this task holds. Returns the next item for this worker."""
         journal, ctx, key, item = self.journal, self.options.ctx, self.keys[index], self.items[index]
         if self.failed is not None:
             return None
         if ctx.cancelled():
             raise StepCancelledError(self.name)
-        if journal.lookup(self.name, key) is not None:  # another map ran it while this one waited for the lock
+        if journal.lookup(self.name, key) is not None:  # another map ran it while this map waited for the lock
             await self._take_recorded([index])
             return next(self.queue, None)
         started = (self.name, key) in journal.carried
@@ -175,7 +175,7 @@ class MapRun:
         ):
             return None
         if self.step.on_in_doubt != "retry" or not journal.writer.has_journal:
-            return None  # if another item fails, this one never starts, and it would be left in doubt
+            return None  # if another item fails, this item never starts, and it would be left in doubt
         journal.carried.add((self.name, key))
         return encode({"name": name, "key": key, "pos": index, "tries": self.step.retries + 1})
 
@@ -200,7 +200,7 @@ async def open_checkpoint(
         The journal, and the state for the executor.
 
     Raises:
-        InvalidArgument: The checkpoint has something else under the key.
+        InvalidArgument: The checkpoint contains something else under the key.
     """
     writer = CheckpointWriter(ctx, key, poll_interval, labels)
     saved = await _saved_state(ctx, key) if resume else None
@@ -218,7 +218,7 @@ async def open_checkpoint(
 
 
 async def _saved_state(ctx: Any, key: str) -> ExecutionState | None:
-    """Return the state that the checkpoint has under the key; None if it has none."""
+    """Return the state that the checkpoint contains under the key, or None."""
     saved = (await ctx.get_state() or {}).get(key)
     if saved is None:
         return None
@@ -253,7 +253,7 @@ class StepExecutor:
             run separate lists.
         cancel_check_interval: Seconds between two calls of `ctx.cancelled()` while a step runs, for a context without
             a journal. A runner cancels its runs itself.
-        max_concurrency: How many items of a `map`, or steps of a list with `depends_on`, run at once.
+        max_concurrency: How many items of a `map`, or steps of a list with `depends_on`, run at the same time.
 
     Raises:
         InvalidArgument: `ctx` is not a context, or a value is out of range.
@@ -292,7 +292,7 @@ class StepExecutor:
 
     @property
     def max_concurrency(self) -> int:
-        """How many steps run at once."""
+        """How many steps run at the same time."""
         return self.options.max_concurrency
 
     def update_custom_state(self, values: Mapping[str, Any]) -> None:
@@ -335,10 +335,10 @@ class StepExecutor:
 
         A completed step does not run again, in this process or after a crash: its saved result is returned.
 
-        If any step has `depends_on`, the list is a DAG. A step starts when all the steps that it names are completed,
-        and steps run concurrently, so `state` is read-only. If a step fails after its last retry, only the steps that
-        depend on it do not run. When all others have finished, the error of the first failed step of the list is
-        raised.
+        If any step declares `depends_on`, the list is a DAG. A step starts when all the steps that it names are
+        completed, and steps run concurrently, so `state` is read-only. If a step fails after its last retry, only the
+        steps that depend on it do not run. When all others have finished, the error of the first failed step of the
+        list is raised.
 
         Args:
             steps: The steps. Each name occurs once.
@@ -347,7 +347,7 @@ class StepExecutor:
             resume: False restarts from the first step.
 
         Returns:
-            The results by name of the step, including saved ones.
+            The results by name of the step, including saved results.
 
         Raises:
             StepExecutionError: The last attempt of a step failed.
@@ -379,7 +379,7 @@ class StepExecutor:
         key: Callable[[Any], str] | None = None,
         **options: Any,
     ) -> list[Any]:
-        """Call `fn(item)` for every item, several at once, and save each result as a step.
+        """Call `fn(item)` for every item, several at the same time, and save each result as a step.
 
         If an item fails after its last retry, no other item starts. When the running items have finished and are
         saved, the error is raised.
@@ -429,7 +429,7 @@ class StepExecutor:
     def run_sync(
         self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
     ) -> dict[str, Any]:
-        """`run` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
+        """`run` for an executor with the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
 
         Args:
             steps: As in `run`.
@@ -443,7 +443,7 @@ class StepExecutor:
 
     @typed_blocking_map
     def map_sync(self, name: str, fn: Callable[..., Any], items: Iterable[Any], **options: Any) -> list[Any]:
-        """`map` for an executor that has the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
+        """`map` for an executor with the context of a plain `run(ctx)`, or `sync_ctx` of `open_run_sync`.
 
         Args:
             name: As in `map`.

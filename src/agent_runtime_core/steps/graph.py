@@ -13,7 +13,7 @@ from .model import Results, Step
 
 
 def is_graph(steps: Sequence[Step]) -> bool:
-    """Return whether any step has dependencies."""
+    """Return whether any step declares dependencies."""
     return any(step.depends_on for step in steps)
 
 
@@ -79,7 +79,7 @@ class Graph:
         return [self.steps[each].name for each in cycle]
 
     def dependents(self, position: int) -> set[int]:
-        """Return the positions that depend on this one, directly or indirectly."""
+        """Return the positions that depend on this position, directly or indirectly."""
         found: set[int] = set()
         ahead = [position]
         while ahead:
@@ -114,7 +114,7 @@ class Graph:
         return heappop(self._ready) if self._ready else None
 
     def next_after(self, position: int) -> int | None:
-        """Return the lowest position that can start once this one is finished, or None."""
+        """Return the lowest position that can start once this position is finished, or None."""
         first = next((user for user in self.users[position] if self._left[user] == 1), None)
         if first is None or (self._ready and self._ready[0] < first):
             return self.take()
@@ -122,7 +122,7 @@ class Graph:
         return first
 
     def finished(self, position: int) -> None:
-        """Note that the step at this position has its result, so that others may start."""
+        """Note that the step at this position is finished, so that others may start."""
         for user in self.users[position]:
             self._left[user] -= 1
             if not self._left[user]:

@@ -1,4 +1,4 @@
-"""Run a DAG of steps: one commit for each step, which also records the start of the next one."""
+"""Run a DAG of steps: one commit for each step, which also records the start of the next step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GraphRun(StepListRun):
         await self._write_deferred()
 
     def _check_recorded(self) -> None:
-        """Check that the list still has all steps that an earlier claim recorded; order and dependencies may change."""
+        """Check that the list contains all steps that an earlier claim recorded; order and dependencies may change."""
         journal = self.journal
         names = {
             old for step in self.steps for old in journal.view.former_names(step.name)
@@ -75,7 +75,7 @@ class GraphRun(StepListRun):
         self.progress.custom_state = self.shown_state
 
     async def _run_step(self, position: int, started: bool) -> Next:
-        """Run a step. Returns the next one for this worker, and whether its start is recorded."""
+        """Run a step. Returns the next step for this worker, and whether its start is recorded."""
         step, journal, graph = self.steps[position], self.journal, self.graph
         if self.ctx.cancelled():
             raise StepCancelledError(step.name)

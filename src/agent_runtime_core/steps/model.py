@@ -47,15 +47,15 @@ class Step:
     Args:
         name: Name of the step, unique in its list.
         fn: A function of (ctx, state), or a coroutine function. A plain function runs in a thread.
-        retries: Attempts after the first one.
+        retries: Attempts after the first attempt.
         retry_delay: Seconds before each retry.
         timeout: Seconds that one attempt may take, None for no limit. After them, a step with another `on_in_doubt`
             than "retry" is in doubt.
         description: Text for the step's events.
-        checkpoint: False saves the result with the next step that has a checkpoint. Until then a resumed run runs the
-            step again.
-        depends_on: Names of steps of the same list whose results this step needs. If any step of a list has some, the
-            list is a DAG and its steps run concurrently.
+        checkpoint: False saves the result with the next step whose `checkpoint` is True. Until then a resumed run runs
+            the step again.
+        depends_on: Names of steps of the same list whose results this step needs. If any step of a list declares some,
+            the list is a DAG and its steps run concurrently.
         retry_on: Error types that are retried, or a function that decides for an error.
         backoff: Computes the delay instead of `retry_delay`: `Backoff(...)`, or a function of (attempt, random).
         on_in_doubt: What to do if the step was interrupted and its outcome is unknown: "retry", "fail", "review" (ask a
@@ -145,7 +145,7 @@ class StepResult:
         status: Status of the step.
         result: What the function returned.
         error: The error message, if it failed.
-        attempts: Number of attempts, the first one included.
+        attempts: Number of attempts, including the first.
         started_at: When the step started.
         completed_at: When it finished.
         duration_ms: Duration in milliseconds.
@@ -169,7 +169,8 @@ class StepResult:
 class _LazyUuid:
     """A field that is a new UUID for each object, created when it is first read.
 
-    A string that is a UUID is converted to one, so that a state equals the state before `to_dict`. Other strings stay.
+    A string that is a UUID is converted to a UUID, so that a state equals the state before `to_dict`. Other strings
+    stay.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -212,7 +213,7 @@ class ExecutionState:
     custom_state: dict[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        _ = self.execution_id  # create it now, so that a copy has the same id
+        _ = self.execution_id  # create it now, so that a copy gets the same id
         return self.__dict__
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ class ExecutionState:
             data: What `to_dict` returned.
 
         Raises:
-            TypeError, ValueError: A value has the wrong type.
+            TypeError, ValueError: The type of a value is wrong.
         """
         state = cls()
         state.execution_id = data.get("execution_id", state.execution_id)
@@ -256,7 +257,7 @@ class ExecutionState:
 
 @stored_as_dict
 class Results(Mapping[str, Any]):
-    """Results of steps by name. Each read returns a copy, so that one step cannot change what another one reads."""
+    """Results of steps by name. Each read returns a copy, so that a step cannot change what another step reads."""
 
     def __init__(self, results: Mapping[str, Any]) -> None:
         self._results: Mapping[str, Any] = results
@@ -328,7 +329,8 @@ def state_text(
 
     Raises:
         RedactionFailed: The hook failed for the state, which `owner` was to store.
-        UnserialisableResult: A value cannot be stored. The error has its path in the state, and the step that set it.
+        UnserialisableResult: A value cannot be stored. The error contains its path in the state, and the step that set
+            it.
     """
     try:
         text = encode(dict(values))
@@ -385,7 +387,7 @@ def unique(steps: Iterable[Step]) -> Sequence[Step]:
     """Return the steps as a new list.
 
     Raises:
-        InvalidArgument: One is not a Step, or a name occurs twice.
+        InvalidArgument: An item is not a Step, or a name occurs twice.
     """
     if not isinstance(steps, Iterable):
         raise must("steps", "be a list of Step objects", steps)

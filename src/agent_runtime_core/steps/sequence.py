@@ -1,4 +1,4 @@
-"""Run a sequential step list: one commit for each step, which also records the start of the next one."""
+"""Run a sequential step list: one commit for each step, which also records the start of the next step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepSequence(StepListRun):
         try:
             if head:
                 self._skip(head)
-            # This loop has no helper coroutine: each one would run again for every await of a step or its commit.
+            # This loop has no helper coroutine: it would run again for every await of a step or its commit.
             for index, step in enumerate(islice(self.steps, len(head), None), len(head)):
                 if self.carried is None and (record := self._recorded(step)) is not None:
                     self._skip({index: record})
@@ -60,7 +60,7 @@ class StepSequence(StepListRun):
         await self.open(steps, resume)
         self.merges_starts: bool = self.journal.writer.has_journal
         self.carried: str | None = None  # the name of the step whose start is in the last record
-        # One object for all steps, since only one runs at a time.
+        # One object for all steps, since only one step runs at a time.
         self.work: StepCall = StepCall(
             "",
             self.key,
@@ -75,7 +75,7 @@ class StepSequence(StepListRun):
         return head
 
     def _recorded_head(self) -> dict[int, Record]:
-        """Return the records of the first steps, up to the first step without one. On a resume, these are all.
+        """Return the records of the first steps, up to the first step without a record. On a resume, these are all.
 
         Raises:
             JournalMismatch: An earlier claim recorded other steps for this list.
@@ -96,7 +96,7 @@ class StepSequence(StepListRun):
         return found
 
     def _check_recorded(self, records: Sequence[Record]) -> None:
-        """Check that the list has the steps of these records in the same positions."""
+        """Check that the list contains the steps of these records in the same positions."""
         steps, total = self.steps, self.total
         for record in records:
             name, position = record.name, record.pos
@@ -114,7 +114,7 @@ class StepSequence(StepListRun):
     def _load_state(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
         self.text: StateText = StateText(self.state_text)  # of the state that was last committed
-        #: Its values, if they are plain, as `extended_text` needs them. Those of the next state are in `sealed`.
+        #: Its values, if they are plain, as `extended_text` needs them. `sealed` contains the values of the next state.
         self.known: dict[str, Any] = {}
         self.extends: bool = False
         earlier = self.journal.writer.earlier
@@ -123,7 +123,7 @@ class StepSequence(StepListRun):
         self._reset_state()
 
     def _reset_state(self) -> None:
-        """Set the state to what was last committed, in new objects: a step may still refer to the old ones."""
+        """Set the state to what was last committed, in new objects: a step may still refer to the old objects."""
         values = cast("dict[str, Any]", decode(str(self.text)))
         self.state: State = State(values, self.readable_results)
         self.progress.custom_state = self.state
@@ -185,7 +185,7 @@ class StepSequence(StepListRun):
         return self._with_deferred(self.record) if self.deferred else (self.record,)
 
     def _encode_state(self, work: StepCall) -> None:
-        """Set `changed` to the text of the state if it differs from the last one.
+        """Set `changed` to the text of the state if it differs from the last text.
 
         The values are copied now: the next step gets what was encoded, if other code changes them during the commit.
         """
@@ -203,7 +203,7 @@ class StepSequence(StepListRun):
         self.changed = None if new is self.text else new
 
     def _recorded_state(self, state: StateText) -> str:
-        """Return what the record of the present step has for this state."""
+        """Return what the record of the present step contains for this state."""
         if not self.journal.writer.has_journal:
             return str(state)
         return self.journal.view.states.to_record(

@@ -21,7 +21,7 @@ class ListOptions:
 
     Attributes:
         ctx: The context of the run.
-        max_concurrency: How many steps or items run at once.
+        max_concurrency: How many steps or items run at the same time.
         state: The progress of the present list.
         added: Values that were added to the state since the last step succeeded.
     """
@@ -167,7 +167,7 @@ class StepListRun:
         if self.journal.writer.has_journal:
             self.deferred.append(record)
             return ()
-        # Its event is emitted now. The result is not saved, because the record has no key.
+        # Its event is emitted now. The result is not saved, because the record contains no key.
         self.deferred.append(record._replace(nev=0))
         return (record._replace(key=""),)
 

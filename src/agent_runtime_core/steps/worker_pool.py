@@ -33,11 +33,11 @@ async def all_of(workers: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 class WorkerPool:
-    """Runs the steps of a graph, several at once. A worker that completes a step continues with the next one.
+    """Runs the steps of a graph concurrently. A worker that completes a step continues with the next step.
 
     Args:
         graph: The graph, after `begin`.
-        max_concurrency: How many steps run at once.
+        max_concurrency: How many steps run at the same time.
         run_step: Runs the step at a position; the second argument says whether its start is recorded. Returns what this
             worker runs next.
         step_failed: Called with the position of a failed step, whose dependents do not start.
@@ -67,7 +67,7 @@ class WorkerPool:
                 self._tasks -= ended
                 for task in ended:
                     task.result()
-        except GeneratorExit:  # the coroutine is collected after its run has ended, and so are the workers
+        except GeneratorExit:  # the coroutine is collected after the end of its run, and so are the workers
             raise
         except BaseException:
             await self._stop()

@@ -1,7 +1,7 @@
 """Record a model's responses in a JSON file and replay them without a network.
 
-The file is `{"version": 1, "exchanges": [{"request": ..., "response": ...}]}`. A request has messages, model and
-tools; a response has message, usage, model, finish_reason, and cost_usd if it is known.
+The file is `{"version": 1, "exchanges": [{"request": ..., "response": ...}]}`. A request contains messages, model and
+tools; a response contains message, usage, model, finish_reason, and cost_usd if it is known.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Cassette:
     """Exchanges in the order of their requests.
 
     Nothing is removed or redacted: images and secrets in messages or tool results are stored as they were sent.
-    Check a file before you share it. It has no API keys, because they are not part of a request.
+    Check a file before you share it. It contains no API keys, because they are not part of a request.
 
     Attributes:
         exchanges: The exchanges.
@@ -71,7 +71,8 @@ class Cassette:
             response: The response.
 
         Raises:
-            InvalidArgument: It is not JSON-serializable, or the request has no messages, or the response no message.
+            InvalidArgument: It is not JSON-serializable, or the request contains no messages, or the response no
+                message.
         """
         if isinstance(response, LLMResponse):
             response = _response_tree(response)
@@ -132,9 +133,9 @@ def _file(path: str | os.PathLike[str]) -> Path:
 class ReplayLLMClient(LLMClient):
     """A client that replays recorded responses and never calls a model.
 
-    A recording matches a request with equal messages and tools, and an equal model if one was recorded. Other options
-    are ignored. Each recording is replayed once. A request that is repeated more often than it was recorded raises
-    CassetteMiss with `strict=True`, and gets its last response again with `strict=False`.
+    A recording matches a request with equal messages and tools, and an equal model if a model was recorded. Other
+    options are ignored. Each recording is replayed once. A request that is repeated more often than it was recorded
+    raises CassetteMiss with `strict=True`, and gets its last response again with `strict=False`.
 
     Args:
         cassette: The path of a file, a cassette, or a list of exchanges as dicts.
@@ -313,7 +314,7 @@ class RecordingLLMClient(LLMClient):
 
     def _record(self, number: int, request: dict[str, Any], response: LLMResponse) -> None:
         exchanges = self.cassette.exchanges
-        # Without the lock an earlier and shorter file could replace a later one.
+        # Without the lock an earlier and shorter file could replace a later file.
         with self._lock:
             self.cassette.add(request, response)
             added = exchanges.pop()

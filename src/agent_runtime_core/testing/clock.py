@@ -1,4 +1,4 @@
-"""Clocks for tests: one is moved by hand, one skips every sleep."""
+"""Clocks for tests: you move the first by hand, the second skips every sleep."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class VirtualClock(Clock):
         return self._awake()
 
     def _awake(self) -> float:
-        """Return the monotonic time, also for a subclass whose clocks move when they are read."""
+        """Return the monotonic time, even for a subclass whose clocks move when they are read."""
         return self._boot - self._suspended
 
     async def sleep_for(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class VirtualClock(Clock):
             _WALL_END.reset(token)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until `advance` has moved the clock by that many seconds.
+        """Wait until `advance` moves the clock by that many seconds.
 
         Args:
             seconds: The seconds to wait.
@@ -199,7 +199,7 @@ class VirtualClock(Clock):
 
 
 class JumpingClock(VirtualClock):
-    """A clock that jumps to the time of the next sleeper at once."""
+    """A clock that jumps to the time of the next sleeper immediately."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ class SentMessages:
         self._watching: set[asyncio.Future[None]] = set()
 
     def add(self, message: Mapping[str, Any], when: str, message_id: str | None) -> str:
-        """Store a message, unless one with this id is known; return its id."""
+        """Store a message, unless a message with this id is known; return its id."""
         sent_id = message_id or f"message-{len(self._ids) + 1}"
         if sent_id not in self._ids:
             self._ids.add(sent_id)
@@ -156,14 +156,14 @@ class MockRunContext:
         self.attempt = 1
         self._step_id: str | None = None
         self._idempotency_key: str | None = None
-        #: The keys of steps, also of the model calls and tool calls of agent loops.
+        #: The keys of steps, including the model calls and tool calls of agent loops.
         self.step_keys: StepKeys = StepKeys(str(self.run_id))
         self.traceparent: str | None = None
         #: The budget shared by all agent loops of this context, if the caller set limits.
         self.budget: Budget | None = None
-        #: What `charge` has counted.
+        #: What `charge` counted.
         self.usage: dict[str, Any] = {}
-        #: What `trace` has reported.
+        #: What `trace` reported.
         self.traces: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.checkpoints: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ class MockRunContext:
         self.owns_conversation: bool = False
         self._clock = clock
         self._signals: dict[str, deque[Any]] = {}
-        #: The messages of `send` that neither `messages` nor an agent loop has taken.
+        #: The messages of `send` that neither `messages` nor an agent loop took.
         self.inbox: SentMessages = SentMessages(clock)
         self._cancelled = False
         self._warned = False
@@ -228,7 +228,7 @@ class MockRunContext:
         self, *, model: str = "", input_tokens: int = 0, output_tokens: int = 0, cost_usd: float | None = None,
         turns: int = 1, tool_calls: int = 0, trace: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Count the call in `usage`, and against the limits of `budget`, if there is one.
+        """Count the call in `usage`, and against the limits of `budget`, if any.
 
         Args:
             model: The model that was called.
@@ -460,7 +460,7 @@ class MockRunContext:
         """Run the agent immediately, in a new MockRunContext.
 
         Args:
-            agent: An agent, or the key of a registered one.
+            agent: An agent, or the key of a registered agent.
             input: The input of the child run.
             key: Not used.
             params: Merged into the "params" of the input.
@@ -487,7 +487,7 @@ class MockRunContext:
         return result.raise_for_status()
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
-        """Raise NotSupported: this context has no database.
+        """Raise NotSupported: this context uses no database.
 
         Args:
             name: Not used.
@@ -681,7 +681,7 @@ async def run_agent_test(
     Args:
         agent: The agent.
         message: The user message, or a context.
-        tools: Tools of the new context; by default those of the agent.
+        tools: Tools of the new context; by default the tools of the agent.
         metadata: Metadata of the new context.
         params: Merged into the "params" of the input of the new context.
         input: The input of the new context.

@@ -1,7 +1,7 @@
-"""Kill an agent's run at each of its writes and check that it still has the same outcome.
+"""Kill an agent's run at each of its writes and check that its outcome remains the same.
 
-Everything is in memory; each simulated process has its own event loop and thread. Waits and pauses of the runtime take
-no time, `asyncio.sleep` does. A kill stops the loop for ever: threads get half a second to finish, and pending
+Everything is in memory; each simulated process uses a separate event loop and thread. Waits and pauses of the runtime
+take no time, `asyncio.sleep` does. A kill stops the loop for ever: threads get half a second to finish, and pending
 `finally` blocks run between `effects()` and the next `reset()`. The start of a step is written without waiting, so a
 process killed there may have started the step.
 """
@@ -70,7 +70,7 @@ class WriteLog:
                 (self._applied if applied else self._attempted)(*op.args)
 
     def drawn(self, run_id: str) -> Sequence[str]:
-        """The random values that the run has drawn so far: "random" or "uuid4", in order."""
+        """The random values that the run drew so far: "random" or "uuid4", in order."""
         return self._drawn.get(run_id, ())
 
     def _attempted(self, run_id: str, record: Record) -> None:
@@ -280,7 +280,7 @@ async def crash_everywhere(
     timed-out run may have made less progress. No step with a saved result may be executed again.
 
     Args:
-        agent: An agent, or a function or class that makes one for each process.
+        agent: An agent, or a function or class that makes an agent for each process.
         input: The input of the run.
         agents: The agents that it calls, in the same forms.
         config: Settings of the runners.
@@ -301,7 +301,7 @@ async def crash_everywhere(
 
     Raises:
         AssertionError: An outcome differs; the message names the write and the difference.
-        InvalidArgument: An option has an invalid value.
+        InvalidArgument: The value of an option is invalid.
         WaitTimeout: The run waits for a signal that is not in `signals`.
         UnknownAgent: The run calls an agent that is not in `agents`.
         NotSupported: The run needs another store, as `ctx.transaction` does.
@@ -467,7 +467,7 @@ class _CrashTrial:
 
 
 async def _expire_leases(client: AgentRunner) -> None:
-    """End the leases of the killed process, so that the next one can claim its runs."""
+    """End the leases of the killed process, so that the next process can claim its runs."""
     claims = tuple((row.run_id, row.claim_id) for row in await client.queue.find(RunFilter(("running",))))
     await client.queue.commits.commit(None, [Op("queue.beat", (claims, -1.0))])
 

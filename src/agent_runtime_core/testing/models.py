@@ -32,7 +32,7 @@ _living: weakref.WeakValueDictionary[int, MockLLMClient] = weakref.WeakValueDict
 
 @dataclass
 class MockLLMResponse:
-    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets one from the client.
+    """A scripted response; `tool_calls` in OpenAI's format. A call without an id gets an id from the client.
 
     Attributes:
         content: The text of the answer.
@@ -60,7 +60,7 @@ class MockLLMClient(LLMClient):
         default_response: The text of every response after the last of `responses`.
 
     Raises:
-        InvalidArgument: A response has another type.
+        InvalidArgument: A response is of another type.
 
     Examples:
         >>> import asyncio

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     pytest = load("pytest", needed_by=__name__)
 
-# Without the prefix, both could be those of the project whose tests run: pytest then refuses to start.
+# Without the prefix, both names could belong to the project whose tests run: pytest then refuses to start.
 OPTION = "--agent-runtime-live"
 MARKER = "agent_runtime_live"
 

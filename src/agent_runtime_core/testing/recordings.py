@@ -31,13 +31,13 @@ async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLik
     in its conversation, makes the same calls. See Cassette for the data that such a file exposes.
 
     Args:
-        runner: A runner on the store that has the run.
+        runner: A runner on the store that contains the run.
         run_id: The id of the run.
         path: Also save the cassette to this file.
 
     Raises:
         UnknownRun: The run does not exist.
-        InvalidArgument: The run has no recorded model call, or messages of its conversation were deleted.
+        InvalidArgument: The run recorded no model call, or messages of its conversation were deleted.
     """
     info = await runner.get_run(run_id)
     records = await runner.state_store.records(str(info.run_id))
@@ -55,7 +55,7 @@ async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLik
 
 
 async def _first_messages(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) -> list[Any]:
-    """The messages that the run started with: those of its conversation, then those of its input."""
+    """The messages that the run started with: the messages of its conversation, then of its input."""
     messages, named = info.input.get("messages") or [], conversation_id(info.input.get("conversation_id"))
     pins = [each for each in records if each.kind == DONE and each.name == "history" and each.key.startswith("v:")]
     if named is None or not pins:

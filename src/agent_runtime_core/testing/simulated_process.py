@@ -1,4 +1,4 @@
-"""A simulated process over an in-memory store: it ends at a chosen write, or when its run has finished."""
+"""A simulated process over an in-memory store: it ends at a chosen write, or when its run is finished."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .crash_points import CrashPoint, KillableEngine, OnWrite, ProcessKilled
 
 RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # the id of every run, so that its steps always have the same ids
 THREAD_GRACE = 0.5  # real seconds to wait for the threads of a killed process
-STOP_TIMEOUT = 5.0  # real seconds that a stopped event loop has to return
+STOP_TIMEOUT = 5.0  # real seconds in which a stopped event loop must return
 MAX_CLOSES = 8
 
 
@@ -158,7 +158,7 @@ class SimulatedProcess:
             self._loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits in its selector
 
     async def run(self) -> bool:
-        """Execute until the run has finished. Returns False if the process was killed before that."""
+        """Execute until the run is finished. Returns False if the process was killed before that."""
         try:
             await in_thread(self._run_loop)
         except asyncio.CancelledError:
@@ -197,7 +197,7 @@ class SimulatedProcess:
         due, clock = await client.queue.next_due(), client.queue.clock
         rows = await client.queue.find(RunFilter(LIVE))
         for row in rows:
-            # A question that an earlier process has asked may be open although the code has not come to it yet.
+            # A question of an earlier process may be open although the code has not come to it yet.
             asked = {each.name: each.request_id for each in open_questions(row) if each.request_id not in self._sent}
             awaited = {await _awaited_signal(client, row), *asked}
             name = next((each for each in self.setting.signals if each in awaited), "")

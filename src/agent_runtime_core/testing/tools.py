@@ -22,16 +22,17 @@ _UNSET: Any = object()
 class MockTool(Tool):
     """A tool that always returns `result`, or `results` in order, or the value of `fn(**arguments)`.
 
-    A result that is an exception is raised. A call after the last of `results` raises AssertionError. `calls` has the
-    arguments of each call, without the context. The handler is a coroutine function, unless `fn` is a plain function.
+    A result that is an exception is raised. A call after the last of `results` raises AssertionError. `calls` contains
+    the arguments of each call, without the context. The handler is a coroutine function, unless `fn` is a plain
+    function.
 
     Args:
         name: The name of the tool.
         result: What every call returns.
         results: What the calls return, in order.
         fn: Computes the result from the arguments.
-        description: The description for the model; by default that of `fn`.
-        parameters: JSON Schema; by default that of `fn`, or without `fn` one that accepts any arguments.
+        description: The description for the model; by default taken from `fn`.
+        parameters: JSON Schema; by default taken from `fn`, or without `fn` a schema that accepts any arguments.
         has_side_effects: As in `Tool`.
         requires_confirmation: As in `Tool`.
         options: Passed to Tool.

@@ -56,7 +56,7 @@ class FieldDefault:
         self.required: bool = missing and not self.has_factory
 
     def value(self) -> Any:
-        """Return the default; a new one if a factory creates it."""
+        """Return the default; a new object if a factory creates it."""
         return self._factory() if self._factory is not None and self.has_factory else self._default
 
 
@@ -109,7 +109,7 @@ def _of_object(about: Any, kinds: set[str], depth: int) -> dict[str, Any]:
 def _texts(about: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for keyword, attributes in {"title": ("title",), "description": ("documentation", "description")}.items():
-        for attribute in attributes:  # `documentation` is that of typing_extensions.Doc
+        for attribute in attributes:  # `documentation` belongs to typing_extensions.Doc
             text = getattr(about, attribute, None)
             if isinstance(text, str) and text:
                 found[keyword] = text

@@ -20,9 +20,9 @@ _DEEPEST: Final = MAX_DEPTH - 2  # events and records of the call have them two 
 _MOST_PROBLEMS: Final = 8  # problems listed in one message
 _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
 _LONGEST_PATH: Final = 60  # characters of the path of a value in a message
-_DIGITS: Final = 400  # of an integer; a float has at most 309 before its decimal point
+_DIGITS: Final = 400  # of an integer; a float contains at most 309 before its decimal point
 _OBJECT: Final = 'Send an object such as {"name": "value"}'
-#: How the JSON text of an array or object begins, also if it is encoded twice.
+#: How the JSON text of an array or object begins, even if it is encoded twice.
 _STARTS: Final = ("[", "{", '"')
 _SHORTER: Final = "Send a smaller value"
 _TOO_DEEP: Final = f"be nested at most {_DEEPEST} levels deep, got more. Send a flatter value"

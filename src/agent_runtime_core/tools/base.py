@@ -62,7 +62,7 @@ class BaseTool(ABC):
         requires_confirmation: Whether a person must approve each call, or a method `requires_confirmation(self,
             arguments, ctx)`; see `Tool`.
         timeout: Time limit of one attempt in seconds; None means no limit.
-        retries: Attempts after the first one, if an attempt raises an error or has no success.
+        retries: Attempts after the first attempt, if an attempt raises an error or returns no success.
         retry_delay: Seconds before each retry.
         retry_on: Error types that are retried.
 
@@ -108,8 +108,8 @@ class BaseTool(ABC):
     async def execute(self, *args: Any, **kwargs: Any) -> ToolResult:
         """Run the tool. A plain function runs in a thread.
 
-        A subclass declares its own parameters, which are passed by name. One that is annotated `RunContext` receives
-        the context of the run.
+        A subclass declares its own parameters, which are passed by name. A parameter that is annotated `RunContext`
+        receives the context of the run.
 
         Args:
             *args: Not passed; a subclass declares its parameters instead.
@@ -138,7 +138,7 @@ class BaseTool(ABC):
 def output_of(name: str, result: Any) -> Any:
     """Return the output of a ToolResult, which a plain function may return as well, and any other result unchanged.
 
-    The tool ran, so a result of another type is no error: with one, the model could repeat the call.
+    The tool ran, so a result of another type is no error: after an error, the model could repeat the call.
     """
     if not isinstance(result, ToolResult):
         return result

@@ -20,7 +20,7 @@ Number = int | Decimal
 
 MAX_LENGTH: Final = 1000  # characters of an expression
 MAX_DEPTH: Final = 50  # of nested parentheses, signs and powers
-MAX_DIGITS: Final = 300  # of an integer, and in an exponent's range; the largest float has 309
+MAX_DIGITS: Final = 300  # of an integer, and in an exponent's range; the largest float contains 309
 MAX_POWER: Final = 1000
 
 _CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, clamp=0)
@@ -40,7 +40,7 @@ def calculate(expression: str) -> int | float:
     digits and rounded to the nearest float: 0.1 + 0.2 is 0.3.
 
     Raises:
-        InvalidArgument: It is not an expression, has no value, or is too long, too deeply nested or too large.
+        InvalidArgument: It is not an expression, yields no value, or is too long, too deeply nested or too large.
     """
     if not isinstance(expression, str) or not expression.strip():
         raise must("expression", "be a string like '(3 + 4) * 2'", expression)

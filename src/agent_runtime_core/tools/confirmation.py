@@ -11,7 +11,7 @@ from .._core.validation import must
 #: Whether a person must approve a call, or a function of its arguments and the context that decides.
 Confirmation: TypeAlias = "bool | Callable[[dict[str, Any], Any], Any]"
 
-#: The names under which an answer may have the arguments that a person changed. A question shows the second one.
+#: The names under which an answer may contain the arguments that a person changed. A question shows the second name.
 EDITS: Final = ("arguments", "tool_args")
 UNREADABLE: Final = "the arguments in the answer cannot be read"
 _TITLE: Final = "Answer about a call"
@@ -23,11 +23,11 @@ _OPEN: Final = frozenset(
 
 
 class Decision(NamedTuple):
-    """What a person has decided about a call.
+    """The decision of a person about a call.
 
     Attributes:
         rejection: Why the call is rejected; None if it is approved.
-        arguments: The arguments with which it is approved; None for those of the question.
+        arguments: The arguments with which it is approved; None for the arguments of the question.
     """
 
     rejection: str | None
@@ -94,7 +94,7 @@ def _moved(schema: Any) -> Any:
 
 
 def decision_of(answer: Any) -> Decision:
-    """Return what a recorded answer means. One that an earlier release accepted may not fit the schema."""
+    """Return what a recorded answer means. An answer that an earlier release accepted may not fit the schema."""
     if not isinstance(answer, Mapping):
         return Decision(None if answer is True else "denied" if answer in (False, None) else str(answer))
     given = cast("Mapping[str, Any]", answer)

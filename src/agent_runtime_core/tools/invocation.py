@@ -1,4 +1,4 @@
-"""Run the tool calls of a model. Each call has an answer, unless the run itself must stop."""
+"""Run the tool calls of a model. Each call gets an answer, unless the run itself must stop."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ NO_RESULT: Final = "no_result"
 
 #: Errors that a model cannot fix: the run stops here, or continues on another worker.
 ENDS_RUN: Final = (LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError)
-_LARGEST: Final = 1024 * 1024  # bytes of a result as JSON, because a model has to read it
-_SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters; JSON needs at most twelve bytes for one
+_LARGEST: Final = 1024 * 1024  # bytes of a result as JSON, because a model must read it
+_SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters; JSON needs at most twelve bytes for a character
 _LONGEST: Final = 4000  # characters of an error that a model gets
 
 
@@ -208,5 +208,5 @@ def _error_answer(kind: str, reason: str) -> ToolAnswer:
 
 
 def _sendable(text: str) -> str:
-    """Return the text with lone surrogates escaped: UTF-8 has none, so one would break every later request."""
+    """Return the text with lone surrogates escaped: UTF-8 cannot encode them, so one would break all later requests."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -68,7 +68,7 @@ class ToolRegistry:
         self._binders: dict[str, Binder] = {}
 
     def register(self, tool: Tool | BaseTool) -> None:
-        """Add a tool; it replaces one with the same name.
+        """Add a tool; it replaces a tool with the same name.
 
         Args:
             tool: The tool.
@@ -122,7 +122,7 @@ class ToolRegistry:
 
     @property
     def tools(self) -> Mapping[str, Tool | BaseTool]:
-        """The objects that were registered, by name, as `get_tool` returns them. `register` adds one."""
+        """The objects that were registered, by name, as `get_tool` returns them. `register` adds an object."""
         registered: dict[str, Tool | BaseTool] = {**self._tools, **self._base_tools}
         return MappingProxyType(registered)
 
@@ -297,7 +297,7 @@ class ToolRegistry:
 
 
 def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
-    """Return the error for an unknown tool name, with the most similar name or at most five of the known ones."""
+    """Return the error for an unknown tool name, with the most similar name or at most five known names."""
     names = [tool.name for tool in tools]
     if not names:
         return UnknownTool(f"unknown tool {brief(name)}: no tools are registered")

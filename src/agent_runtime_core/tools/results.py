@@ -80,7 +80,7 @@ def _in_json(tool: Tool, result: Any, max_bytes: int) -> tuple[Any, str]:
             raise
         annotation = returns_of(tool.handler)
         if mentions_pydantic(annotation):
-            annotation = None  # the JSON of a model has its computed fields, which the stored result of a step lacks
+            annotation = None  # the JSON of a model contains computed fields, which the stored result of a step lacks
         try:
             if annotation is None or annotation is ToolResult:  # it does not name the type of its output
                 raise
@@ -92,7 +92,7 @@ def _in_json(tool: Tool, result: Any, max_bytes: int) -> tuple[Any, str]:
             try:
                 plain = as_plain(result)
             except UnserialisableResult:
-                raise reason from None  # that of the annotation names the type
+                raise reason from None  # the error of the annotation names the type
             return plain, encode(plain, max_bytes=max_bytes)
 
 
@@ -100,7 +100,7 @@ def text_of_result(result: Any) -> str:
     """Return the text of a result for the model: a string as it is, any other value as JSON.
 
     Raises:
-        UnserialisableResult: Some part has no JSON form.
+        UnserialisableResult: A part is not JSON-serializable.
     """
     plain = result if isinstance(result, str) else as_plain(result)
     if isinstance(plain, str):
@@ -115,7 +115,7 @@ def as_plain(value: Any, at: Path | None = None) -> Any:
     """Return a value as JSON that other programs read, without the tags of stored results.
 
     Raises:
-        UnserialisableResult: Some part has no obvious JSON form.
+        UnserialisableResult: A part has no obvious JSON form.
     """
     if value is None or isinstance(value, (bool, Enum)):
         return as_plain(value.value, at) if isinstance(value, Enum) else value
@@ -147,7 +147,7 @@ def _of_object(value: Any, at: Path | None) -> Any:
     if is_model(type(value)):
         with contextlib.suppress(Exception):  # bytes that are not UTF-8, for example, which have a form below
             return as_plain(value.model_dump(mode="json"), descend(at, value))
-    if callable(getattr(value, "model_dump", None)):  # pydantic, also its first version
+    if callable(getattr(value, "model_dump", None)):  # Pydantic, including its first version
         return as_plain(_dumped(value.model_dump, at), descend(at, value))
     names = getattr(type(value), "__struct_fields__", None)  # msgspec
     if names is None and hasattr(type(value), "__attrs_attrs__"):

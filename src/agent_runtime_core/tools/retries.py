@@ -78,7 +78,7 @@ def check_retries(tool: Retried) -> None:
 
 
 def is_retried(tool: Retried, error: BaseException) -> bool:
-    """Return whether an attempt that failed with this error may be followed by another one."""
+    """Return whether another attempt may follow an attempt that failed with this error."""
     if holds(error, _NEVER_RETRIED):
         return False
     retry_on = tool.retry_on

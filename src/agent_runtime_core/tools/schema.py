@@ -159,7 +159,7 @@ class _Reader:
             self._inside(text, depth)
 
     def result(self) -> tuple[str, dict[str, str]]:
-        """Return the description of the function, and those of its parameters."""
+        """Return the descriptions of the function and of its parameters."""
         text = re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", "\n".join(self._text)).strip()
         joined = {name: " ".join(filter(None, parts)) for name, parts in self._found.items()}
         return text, {name: description for name, description in joined.items() if description}
@@ -214,7 +214,7 @@ def context_parameter(fn: Callable[..., Any]) -> str | None:
 def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     """Return `args` with `ctx` at the position of the parameter of `fn` that is annotated `RunContext`.
 
-    If a plain function has a parameter that is annotated `SyncRunContext`, it gets that form of the context.
+    If a plain function declares a parameter that is annotated `SyncRunContext`, it gets that form of the context.
     """
     parameters = _parameters(fn)
     name = _context_in(parameters)
@@ -230,10 +230,10 @@ def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tupl
 def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
     """Return the JSON Schema of the parameters of `fn`.
 
-    Parameters that functools.partial has bound, and the one annotated `RunContext`, are left out.
+    Parameters that functools.partial binds, and the parameter annotated `RunContext`, are left out.
 
     Raises:
-        InvalidArgument: A parameter has no JSON Schema or cannot be passed by name.
+        InvalidArgument: There is no JSON Schema for a parameter, or it cannot be passed by name.
     """
     descriptions = describe(unbound(fn))[1]
     bound = _bound(fn)
@@ -263,7 +263,7 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
 def _property(
     parameter: inspect.Parameter, hint: Any, where: str, description: str | None
 ) -> tuple[dict[str, Any], bool]:
-    """Return the schema of one parameter, and whether it has no default."""
+    """Return the schema of one parameter, and whether it is required."""
     schema = schema_of(hint, where)
     default = parameter.default
     field = field_default(default)
@@ -292,7 +292,7 @@ class Binder:
         self._signature = _signature(fn)
         self._parameters = _parameters(fn)
         self._context = _context_in(self._parameters)
-        #: Parameters that a caller must not pass: the bound ones and the context.
+        #: Parameters that a caller must not pass: the bound parameters and the context.
         self._reserved = {*_bound(fn), *filter(None, [self._context])}
         #: Parameters whose JSON values need no conversion, with their types.
         self._unconverted = {name: hint for name, (_, hint) in self._parameters.items() if hint in (str, int, bool)}
@@ -357,7 +357,7 @@ def unbound(fn: Any) -> Any:
 
 
 def _bound(fn: Any) -> set[str]:
-    """Return the names of the parameters that functools.partial has bound, by name or by position."""
+    """Return the names of the parameters that functools.partial binds, by name or by position."""
     names: set[str] = set()
     while fn is not None:
         if isinstance(fn, functools.partial):
@@ -377,7 +377,7 @@ def _is_async(handler: Any) -> bool:
 
 
 def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a function and those of its parameters, from its docstring."""
+    """Return the descriptions of a function and of its parameters, from its docstring."""
     return read_docstring(inspect.getdoc(fn) or "")
 
 

@@ -47,7 +47,7 @@ _CLOSERS: Final = {"{": "}", "[": "]"}
 
 
 def json_texts(text: str) -> tuple[list[str], list[str]]:
-    """Return the parts of an answer that may be its JSON value, the likeliest first, and then those of its thoughts.
+    """Return the parts of an answer that may be its JSON value, likeliest first, and then the parts of its thoughts.
 
     The first are the whole text, each JSON object, array and code block outside of <think> tags, and the text after the
     thoughts. A part of a larger object or array is never returned, whether that is complete or not.
@@ -76,7 +76,7 @@ def json_texts(text: str) -> tuple[list[str], list[str]]:
 
 
 def after_thoughts(text: str) -> str:
-    """Return the text after the last of its thoughts; empty if that has no end."""
+    """Return the text after the last of its thoughts; empty if the last thought is not closed."""
     inside, after = False, 0
     for kind, _, end in _parts(text):
         if kind != "value":
@@ -179,7 +179,7 @@ def _end_of_broken(text: str, position: int, depth: int) -> int:
     return len(text)
 
 
-#: The property that contains an answer whose schema is not that of an object.
+#: The property that contains an answer whose schema does not describe an object.
 RESULT: Final = "result"
 _NOT_AT_THE_ROOT: Final = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "not", "$ref"})
 #: A reference into a schema, except into its definitions, which stay at the root.
@@ -229,7 +229,7 @@ class Output:
         )
 
     def _find(self, text: str) -> tuple[str | None, Any]:
-        """Return None and the first JSON value in the text that has the type; otherwise the problem of the longest."""
+        """Return None and the first JSON value in the text with the right type; else what is wrong with the longest."""
         if len(text) > MAX_PARSED:
             return f"it must have at most {MAX_PARSED:,} characters, got {len(text):,}", None
         problems: list[tuple[int, str]] = []

@@ -47,7 +47,7 @@ class TodoStoreTool(BaseTool):
 
     They are stored with `ctx.persistence`; without a context they are kept by this object. `list` returns a list of
     Todo, any other action one Todo. An action that fails is a ToolResult without success. Repeating an action with the
-    same idempotency key has the same result and no second effect.
+    same idempotency key returns the same result and causes no second effect.
     """
 
     has_side_effects = True
@@ -119,7 +119,7 @@ class _Todos:
     async def add(self, todo_id: str | None, text: str | None) -> Todo:
         wanted = text.strip() if isinstance(text, str) else ""
         if not wanted:
-            raise _ActionFailed(f"text must be that of the new to-do, got {brief(text)}.")
+            raise _ActionFailed(f"text must be the text of the new to-do, got {brief(text)}.")
         list_id = await self._list()
         task = self._models.Task(name=wanted, conversation_id=self.conversation)
         known = None
@@ -243,7 +243,7 @@ def _names(tasks: Sequence[Any]) -> str:
 
 
 def _short(task: Any) -> str:
-    """Return the number of a task, or its id if it has none."""
+    """Return the number of a task, or its id if there is no number."""
     number = task.metadata.get("number")
     return str(task.id) if number is None else f"#{number}"
 

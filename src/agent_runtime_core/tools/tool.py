@@ -28,8 +28,8 @@ def no_handler(**arguments: Any) -> Any:
 class Tool:
     """A function, with the description that a model needs to call it.
 
-    Calling a tool calls its handler. A tool without a handler only describes one: `NotSupported` is raised when it is
-    executed.
+    Calling a tool calls its handler. A tool without a handler only describes a tool: `NotSupported` is raised when it
+    is executed.
 
     Args:
         name: The name by which a model calls it: at most 64 letters, digits, "_" and "-". `tool_name` converts others.
@@ -42,7 +42,8 @@ class Tool:
         metadata: Further data of the application.
         timeout: Time limit of one attempt in seconds, or None. After it a coroutine is cancelled; a plain function
             continues in its thread, and its result is ignored.
-        retries: Attempts after the first one. Each attempt of a tool with side effects has the same idempotency key.
+        retries: Attempts after the first attempt. Each attempt of a tool with side effects uses the same idempotency
+            key.
         retry_delay: Seconds before each retry, or a function such as `Backoff()`.
         retry_on: Error types that are retried, or a function that decides for an error. Invalid arguments, and errors
             that end the run, are never retried.
@@ -97,7 +98,8 @@ class Tool:
         """Create a tool from a function's name, docstring and type hints.
 
         The docstring describes the parameters, in the style of Google, NumPy or Sphinx. A parameter annotated
-        `RunContext` receives the context and is not part of the schema, nor is one that functools.partial has bound.
+        `RunContext` receives the context and is not part of the schema, nor is a parameter that functools.partial
+        binds.
 
         Args:
             fn: The function or coroutine function.
@@ -116,7 +118,7 @@ class Tool:
             The tool.
 
         Raises:
-            InvalidArgument: `fn` is not a function, is a generator, has no name, or has a parameter without a JSON
+            InvalidArgument: `fn` is not a function, is a generator, has no name, or takes a parameter without a JSON
                 Schema.
 
         Examples:
@@ -180,8 +182,8 @@ def require_handler(tool: Tool) -> None:
 def in_doubt_policy(tool: Tool | None) -> str | Callable[..., Any]:
     """Return what to do about a call of which no outcome is known.
 
-    Unless the tool says something else, a call with side effects has a stored start, and is repeated under the same
-    idempotency key.
+    Unless the tool specifies otherwise, the start of a call with side effects is stored, and the call is repeated under
+    the same idempotency key.
     """
     policy: str | Callable[..., Any] | None = None if tool is None else tool.metadata.get("on_in_doubt")
     if policy is None:
@@ -224,11 +226,11 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     tools.register(get_weather)
 
     Args:
-        fn: The function, if the decorator has no options.
+        fn: The function, if the decorator is used without options.
         **options: The options of `Tool.from_function`.
 
     Returns:
-        The tool; with options, a decorator that makes one.
+        The tool; with options, a decorator that makes a tool.
 
     Raises:
         InvalidArgument: As in `Tool.from_function`.

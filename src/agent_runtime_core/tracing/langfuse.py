@@ -24,7 +24,7 @@ BATCH = 100  # spans in a request; with LONGEST it keeps below the exporter's li
 SEND_SECONDS = 2  # for one request; a server that does not answer must not hold up the end of the process
 FLUSH_SECONDS = 1.5  # less than the tracer waits for its sinks at exit
 CLOUD = "https://cloud.langfuse.com"
-METADATA = 60  # keys; a span with more than 128 attributes of all kinds loses the first ones
+METADATA = 60  # keys; a span with more than 128 attributes of all kinds loses the first attributes
 SHORT = 200  # characters that Langfuse allows in the attributes of a trace
 
 #: Events with the same information as a step, a generation, a tool or the run itself.
@@ -42,7 +42,7 @@ class LangfuseTraceSink(TraceSink):
 
         runner = AgentRunner(trace_sinks=[LangfuseTraceSink(content=True)])
 
-    Each run is one trace, also when it is resumed. Each execution of it adds an "agent" observation, with a "span" for
+    Each run is one trace, even if it is resumed. Each execution of it adds an "agent" observation, with a "span" for
     each step, a "generation" for each model call and a "tool" for each tool call. Other events, such as an agent's own,
     are "event" observations. The runs of a conversation share its id as their session.
 
@@ -50,7 +50,7 @@ class LangfuseTraceSink(TraceSink):
         public_key: By default the setting langfuse_public_key, else Langfuse's own variable.
         secret_key: By default the setting langfuse_secret_key, else Langfuse's own variable.
         host: By default the setting langfuse_host, else Langfuse's own variable.
-        client: What `client` returns, instead of a new Langfuse client. The sink itself sends without one.
+        client: What `client` returns, instead of a new Langfuse client. The sink itself sends without a client.
         environment: The environment of the traces, by default LANGFUSE_TRACING_ENVIRONMENT.
         content: Whether to send inputs, outputs and event payloads, by default the setting langfuse_content. A file in
             a message is sent as its type and size; other texts are cut at 200,000 characters.
@@ -61,7 +61,7 @@ class LangfuseTraceSink(TraceSink):
         MissingDependency: The langfuse package is not installed.
     """
 
-    #: The service, so that each one gets a run only once.
+    #: The service, so that each service gets a run only once.
     service: str = "langfuse"
 
     def __init__(
@@ -81,7 +81,7 @@ class LangfuseTraceSink(TraceSink):
         self._create_trace_id = package.create_trace_id
         # A closure, because an attribute would show the secret in vars().
         self._new_client: Callable[[], Any] = lambda: package(
-            # It sends no spans: with a tracer provider it would replace the one of the process.
+            # It sends no spans: with a tracer provider it would replace the provider of the process.
             public_key=public, secret_key=secret, base_url=self._host, tracing_enabled=False,
         )  # fmt: skip
         self._client = client

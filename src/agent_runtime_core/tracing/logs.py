@@ -20,11 +20,11 @@ class JsonFormatter(logging.Formatter):
         handler.setFormatter(JsonFormatter())
         logging.basicConfig(handlers=[handler], level="INFO")
 
-    The object has `time` (RFC 3339, UTC), `level`, `logger`, `message`, `run_id`, `tenant`, `turn_id`, `step`,
+    The object contains `time` (RFC 3339, UTC), `level`, `logger`, `message`, `run_id`, `tenant`, `turn_id`, `step`,
     `step_id`, `attempt` and `trace_id`, and `exception` for a record with a traceback. `turn_id` is the conversation
     turn of the run. `step` is the name of the step in which the record was logged, and `step_id` its id. `attempt` is
-    the attempt of that step, and between steps that of the run. Fields without a value are left out. What your code
-    logs inside a run gets the fields too. Passwords in URLs are replaced by `***`.
+    the attempt of that step, and between steps the attempt of the run. Fields without a value are left out. What your
+    code logs inside a run gets the fields too. Passwords in URLs are replaced by `***`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -41,6 +41,6 @@ class JsonFormatter(logging.Formatter):
         line |= {name: str(value) if name == "run_id" else value for name in FIELDS if (value := about.get(name))}
         if record.exc_info:
             line["exception"] = redacted(self.formatException(record.exc_info))
-        elif record.exc_text:  # the redact hook has replaced the traceback
+        elif record.exc_text:  # the redact hook replaced the traceback
             line["exception"] = record.exc_text
         return json.dumps(line, default=str)

@@ -26,10 +26,10 @@ class OpenTelemetrySink(TraceSink):
     the trace of that span. The sink does not change the tracer provider of the process.
 
     Args:
-        exporter: Sends batches of spans. None: the OTLP exporter for HTTP, with the settings of its environment
+        exporter: Sends batches of spans. If None, the OTLP exporter for HTTP, with the settings of its environment
             variables.
-        processor: A span processor to use instead of a batch of our own.
-        resource: Describes this process. None: as OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say.
+        processor: A span processor to use instead of the batch processor of the library.
+        resource: Describes this process. If None, as OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say.
         content: Whether to send prompts, answers, arguments, results and the texts of errors. Each is cut at 65,536
             characters.
 
@@ -66,7 +66,7 @@ class OpenTelemetrySink(TraceSink):
     # -- called by the run
 
     def activate(self, traceparent: str) -> AbstractContextManager[object] | None:
-        """Make this span the current one."""
+        """Make this span the current span."""
         span = parsed(traceparent)
         if span is None:
             return None

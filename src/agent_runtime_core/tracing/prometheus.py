@@ -93,7 +93,7 @@ class _Execution(NamedTuple):
 
     agent: str
     start: float | None
-    tenant: tuple[str, ...]  # no label, or one
+    tenant: tuple[str, ...]  # no label, or a single label
 
 
 class WatchedRunner(Protocol):
@@ -131,18 +131,18 @@ class PrometheusSink(TraceSink):
         metrics.watch(runner)
         prometheus_client.start_http_server(9464, addr="127.0.0.1", registry=metrics.registry)
 
-    All names begin with `agent_runtime_`. No label has the id of a run, step, user or worker. After 100 agents, further
-    ones are counted as "other"; the same goes for models, for tenants and for consumers of topics.
+    All names begin with `agent_runtime_`. No label contains the id of a run, step, user or worker. After 100 agents,
+    further agents are counted as "other"; the same goes for models, for tenants and for consumers of topics.
 
     Args:
-        registry: A `prometheus_client.CollectorRegistry` for the metrics. None: one of its own, `sink.registry`.
-        tenant: Whether what is counted of runs, steps and model calls has the label `tenant`, which is empty for a run
+        registry: A `prometheus_client.CollectorRegistry` for the metrics. If None, a new registry, `sink.registry`.
+        tenant: Whether the counts of runs, steps and model calls contain the label `tenant`, which is empty for a run
             without a tenant. What is read of the queue is not divided by tenant.
 
     Raises:
         MissingDependency: prometheus-client is not installed.
         InvalidArgument: `registry` is no registry.
-        ValueError: The registry has the metrics of another sink already.
+        ValueError: The registry already contains the metrics of another sink.
     """
 
     service: str = "prometheus"
@@ -152,7 +152,7 @@ class PrometheusSink(TraceSink):
         library = cast("Any", load("prometheus_client", needed_by="PrometheusSink"))
         if registry is not None and not isinstance(registry, library.CollectorRegistry):
             raise must("registry", "be a CollectorRegistry of prometheus_client", registry)
-        #: The registry that has the metrics.
+        #: The registry that contains the metrics.
         self.registry: Any = library.CollectorRegistry() if registry is None else registry
         self._by_tenant = tenant
         self._counters = {
@@ -221,7 +221,7 @@ class PrometheusSink(TraceSink):
                 self._count("step_failures", 0, agent, kind, *tenant)
 
     def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
-        """Count a run that has ended, and how long this process executed it."""
+        """Count a run that ended, and how long this process executed it."""
         run = self._run(run_id)
         self._open.pop(run_id, None)
         if run.start is not None and metadata is not None:
@@ -236,7 +236,7 @@ class PrometheusSink(TraceSink):
             self._ended(run_id, "step", None if duration is None else duration / 1000, _STEP_ENDS[event_type])
         elif event_type in _CALLS:
             start, end = payload.get("started_at"), payload.get("ended_at")
-            # What `ctx.charge` reports has no duration.
+            # `ctx.charge` reports no duration.
             duration = end - start if start is not None and end is not None and end > start else None
             self._ended(run_id, _CALLS[event_type], duration, payload.get("error") is None)
             if event_type == "llm.call":
@@ -252,7 +252,7 @@ class PrometheusSink(TraceSink):
     # -- called by the HTTP server
 
     def http_response(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a response that has begun.
+        """Count a response that began.
 
         Args:
             method: The method of the request; "WS" for a socket.
@@ -300,7 +300,7 @@ class PrometheusSink(TraceSink):
 
 
 class _Names:
-    """Labels for the first 100 names; further ones are "other"."""
+    """Labels for the first 100 names; further names are "other"."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -370,7 +370,7 @@ class _Collector:
         self._values = values
 
     def describe(self) -> list[Any]:
-        """Return the names, so that a registry can find out that it has them twice."""
+        """Return the names, so that a registry can find duplicates."""
         return [*self._families().values()]
 
     def collect(self) -> Iterator[Any]:
@@ -385,7 +385,7 @@ class _Collector:
         """Read the values again, if that is due and the calling thread may wait."""
         try:
             asyncio.get_running_loop()
-        except RuntimeError:  # a thread may wait; on an event loop, `exposition` has read them
+        except RuntimeError:  # a thread may wait; on an event loop, `exposition` read them before
             call(self._values.refresh)
 
     def _families(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Build finished spans from what a trace sink receives, for any tracing system.
 
 A run is a trace. Each execution of it is a span, and so is each step attempt, model call and tool call. Nothing stays
-open while a run waits: the execution that resumes it links to the one before.
+open while a run waits: the execution that resumes it links to the execution before.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NANOSECONDS: Final = 1_000_000_000
 
 
 class SpanSender:
-    """Hands finished spans to a span processor. It uses a tracer provider of its own, never the one of the process.
+    """Hands finished spans to a span processor. It uses a separate tracer provider, never the provider of the process.
 
     Args:
         processor: An OpenTelemetry span processor.
-        resource: Describes this process. None: as the environment variables of OpenTelemetry say.
+        resource: Describes this process. If None, as the environment variables of OpenTelemetry say.
         needed_by: Names the sink in the error when the SDK is not installed.
 
     Raises:
@@ -56,10 +56,10 @@ class SpanSender:
         )
         provider.add_span_processor(processor)
         self._provider, self._tracer = provider, provider.get_tracer(_SCOPE)
-        self._parent: tuple[TraceParent | None, Any] = (None, self._context())  # the last one, of most spans
+        self._parent: tuple[TraceParent | None, Any] = (None, self._context())  # the last parent, of most spans
 
     def context_of(self, span: TraceParent) -> Any:
-        """Return an OpenTelemetry context in which this span is the current one."""
+        """Return an OpenTelemetry context in which this span is the current span."""
         return self.api.set_span_in_context(self.api.NonRecordingSpan(self._span_context(span)), self._context())
 
     def send(
@@ -67,7 +67,7 @@ class SpanSender:
         attributes: Mapping[str, Any], *, client: bool = False, links: Sequence[TraceParent] = (),
         error: str | None = None,
     ) -> None:  # fmt: skip
-        """Send a span. `error` is the text of its error status; None: it has none."""
+        """Send a span. `error` is the text of its error status, or None without an error."""
         if not at.sampled:
             return
         self._ids.following = at
@@ -158,7 +158,8 @@ class Span(NamedTuple):
         end: Seconds since 1970.
         about: The payload of its event; of an execution, what `start_run` and `end_run` said.
         links: Related spans.
-        error: Why it failed. An execution that has not failed may have an error too, such as one that is retried.
+        error: Why it failed. An execution that did not fail may report an error too, such as an execution that is
+            retried.
         failed: Whether it failed.
     """
 
@@ -272,7 +273,7 @@ class SpanBuilder:
     # -- executions
 
     def _start(self, run_id: str, time: float, run: Mapping[str, Any]) -> list[Span]:
-        # The end of this execution was not reported: its process goes on, and another one took the run over.
+        # The end of this execution was not reported: its process continues, and another process took the run over.
         spans = self._end(run_id, time, {"outcome": "superseded"})
         if len(self._open) >= MAX_OPEN:
             spans += self._end(next(iter(self._open)), time, {"outcome": "not finished"})
@@ -302,7 +303,7 @@ class SpanBuilder:
         if execution is None:
             return []
         outcome = str(about.get("outcome") or "")
-        if outcome == "lost":  # the execution that has taken the run over reports this one
+        if outcome == "lost":  # the execution that took the run over reports this execution
             return []
         spans = []
         if outcome in _FINAL:  # else the same attempts of the open steps are made again
@@ -332,7 +333,7 @@ def _step_ended(execution: _Execution, kind: str, payload: Mapping[str, Any], ti
 
 
 def _call(execution: _Execution, payload: Mapping[str, Any], time: float, kind: Kind, name: Any) -> Span:
-    """Return the span of a model call or tool call: that of its own step, or one inside a step of the user."""
+    """Return the span of a model call or tool call: the span of its step, or a span inside a step of the user."""
     step_id, start, end = payload.get("step_id"), payload.get("started_at"), payload.get("ended_at")
     if isinstance(step_id, str) and step_id not in execution.steps:
         at, parent = execution.step(step_id, payload.get("attempt")), execution.enclosing(payload.get("parent_id"))

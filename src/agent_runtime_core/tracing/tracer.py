@@ -130,7 +130,7 @@ class _Trace(NamedTuple):
     def event(self) -> dict[str, Any]:
         """Return the trace as one dict: type, run_id, time and the keys of the payload.
 
-        If the payload has a key with one of these names, the whole payload is also there, as `payload`.
+        If a key of the payload is one of these names, the whole payload is also there, as `payload`.
         """
         event = dict(self.about)
         if not event.keys().isdisjoint(_EVENT_FIELDS):
@@ -162,12 +162,12 @@ class Tracer:
     1. A trace is copied one level deep. A daemon thread, which starts with the first trace, makes the events of
        records, and passes the traces in order to each sink: to its start_run, log_event or end_run, and as one dict to
        its trace(event), on the event loop of that thread.
-    2. If the sinks are slow, at most 10,000 traces wait; later ones are dropped and counted.
+    2. If the sinks are slow, at most 10,000 traces wait; later traces are dropped and counted.
     3. An error of a sink is logged once for each kind of error. After 20 failures in a row the sink is paused for 60 s.
        A coroutine of a sink that takes more than 10 s counts as a failure.
 
-    The dict has `type` (of the event, or "start_run" or "end_run"), `run_id` (str), `time` (seconds since 1970), and
-    the keys of the payload. start_run and end_run get the time in their metadata.
+    The dict contains `type` (of the event, or "start_run" or "end_run"), `run_id` (str), `time` (seconds since 1970),
+    and the keys of the payload. start_run and end_run get the time in their metadata.
 
     Args:
         sinks: The trace sinks.
@@ -227,7 +227,7 @@ class Tracer:
         return bool(self._activate)
 
     def activated(self, traceparent: str) -> ExitStack:
-        """Return a context manager in which this span is the current one for each sink that wants that.
+        """Return a context manager in which this span is the current span for each sink that wants that.
 
         A sink that fails is logged once, and the code runs without it.
         """
@@ -243,7 +243,7 @@ class Tracer:
         return stack
 
     def current_traceparent(self) -> str | None:
-        """Return the current span of the calling code, as the first sink that has one names it."""
+        """Return the current span of the calling code, from the first sink that names a span."""
         for sink in self._sources:
             with suppress(Exception):  # a run is submitted nevertheless
                 if (found := sink.current_traceparent()) is not None:
@@ -298,7 +298,7 @@ class Tracer:
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("trace sinks are too slow: %d traces are waiting; later ones are dropped", MAX_WAITING)
+                log.warning("trace sinks are too slow: %d traces are waiting; later traces are dropped", MAX_WAITING)
             return
         self._waiting.append(trace)
         if self._thread is None or self._pid != os.getpid():  # after a fork, the thread is in the parent process
@@ -321,7 +321,7 @@ class Tracer:
             thread = threading.Thread(target=self._run, name="agent-runtime-traces", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the process has no more threads, or is shutting down
+            except RuntimeError as error:  # no more threads in this process, or it is shutting down
                 log.debug("starting the tracer thread failed: %s", error)
                 return
             self._thread = thread
@@ -336,7 +336,7 @@ class Tracer:
     def _run(self) -> None:
         try:
             asyncio.run(self._drain())
-        finally:  # the next trace starts another thread if a sink has ended this one
+        finally:  # the next trace starts another thread if a sink ended this thread
             with self._lock:
                 if self._thread is threading.current_thread() and not self._closed:
                     self._thread = None
@@ -360,7 +360,7 @@ class Tracer:
                 await wake_event.wait()
             self._asleep = False
             if not self._closed:
-                # A run produces traces one by one. Waking for each would cost it more than the trace itself.
+                # A run produces traces one by one. Waking for each trace would cost more than the trace itself.
                 await asyncio.sleep(GATHER_SECONDS)
         if self.dropped:
             log.warning("dropped traces: %d; the trace sinks are too slow", self.dropped)

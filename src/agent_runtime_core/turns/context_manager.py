@@ -72,8 +72,8 @@ class Remembered(Generic[T]):
 class ContextManager:
     """Reads and writes turns, and reads histories and preferences, in the stores of a PersistenceManager.
 
-    A failed read is attempted three times, with growing delays. Then the last known value is returned, marked as
-    stale. Without one, the error is raised.
+    A failed read is attempted three times, with growing delays. Then the last known value is returned, marked as stale.
+    Without a known value, the error is raised.
 
     Args:
         persistence: Returns the stores; called for each access.
@@ -126,7 +126,7 @@ class ContextManager:
         """Save the turn. A result of more than 1,024 characters is written once, not with each later step.
 
         Raises:
-            LeaseLost: Called inside the turn's run, and another worker has taken the run over.
+            LeaseLost: Called inside the turn's run, and another worker took the run over.
         """
         stored = turn.to_dict()
         for step, plain in zip(turn.steps, stored["steps"], strict=True):
@@ -215,7 +215,7 @@ class ContextManager:
         return found
 
     async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
-        """Return all preferences, or those of a user: the keys that begin with `<user_id>/`, without that prefix.
+        """Return all preferences, or the preferences of a user: keys with the prefix `<user_id>/`, without it.
 
         Args:
             user_id: The user. None returns all preferences.

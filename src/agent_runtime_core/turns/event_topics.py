@@ -98,7 +98,7 @@ class _Counters:
 class TopicStats:
     """Counters of one topic in this process. Latencies are in milliseconds, None before the first event.
 
-    `lag` has the number of uncommitted events for each consumer name used in this process.
+    `lag` contains the number of uncommitted events for each consumer name used in this process.
 
     Attributes:
         published: The number of published events.
@@ -182,7 +182,7 @@ class EventPublisherSubscriber:
         )  # fmt: skip
 
     async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
-        """Publish a payload on its topic. `ids` are those of `envelope`.
+        """Publish a payload on its topic. `ids` are the same as for `envelope`.
 
         Args:
             payload: The payload.
@@ -275,7 +275,7 @@ class EventPublisherSubscriber:
     async def subscribe(
         self, topic: str, since: int | None = None, *, consumer: str | None = None, follow: bool = True
     ) -> AsyncGenerator[EventEnvelope, None]:
-        """Yield the envelopes of a topic: stored ones, then new ones.
+        """Yield the envelopes of a topic: stored events, then new events.
 
         An event that is not a valid envelope is logged, counted as an error and skipped.
 
@@ -331,7 +331,7 @@ class EventPublisherSubscriber:
         return None
 
     async def offset(self, topic: str, consumer: str) -> int:
-        """Return the offset of the first event that the consumer has not committed.
+        """Return the offset of the first event that the consumer did not commit.
 
         Args:
             topic: The name of the topic.
@@ -342,7 +342,7 @@ class EventPublisherSubscriber:
         return 0 if stored is None else int(stored["offset"])
 
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
-        """Store that the consumer has processed the event at `offset` and all before it.
+        """Store that the consumer processed the event at `offset` and all events before it.
 
         Args:
             topic: The name of the topic.
@@ -407,7 +407,7 @@ class EventPublisherSubscriber:
         return low
 
     async def _first(self, log_id: UUID) -> int:
-        """Return the offset of the first stored event, 0 without one."""
+        """Return the offset of the first stored event, or 0 if there is none."""
         found = await self._bus.get_events(log_id, 0, 1)
         return found[0].sequence if found else 0
 

@@ -63,7 +63,7 @@ _CHECKED: Final = Policy(strict={float: (float, int)})
 
 
 def invalid(field_: str, constraint: str, value: object, fix: str = "") -> InvalidTurn:
-    """Return the error for an invalid field of a turn or event. The arguments are those of `must`."""
+    """Return the error for an invalid field of a turn or event. The arguments are the same as for `must`."""
     return InvalidTurn(field_, str(must("", constraint, value, fix)).lstrip())
 
 
@@ -98,17 +98,18 @@ def _without_absent_tenant(plain: dict[str, Any]) -> dict[str, Any]:
 class TurnEvent(Payload):
     """Requests a turn. `messages` are in chat format, the user's last.
 
-    A second event with the same `turn_id` requests the same turn. `trace_id` is the trace of the caller: the turn has
-    its own, and stores this one in its metadata. `turn_id` and `conversation_id` are names within the `tenant`.
+    A second event with the same `turn_id` requests the same turn. `trace_id` is the trace of the caller. The turn
+    creates a new trace, and stores the caller's in its metadata. `turn_id` and `conversation_id` are names within the
+    `tenant`.
 
     Attributes:
         type: "turn.requested".
         topic: "agent.turns".
         messages: The messages in chat format, the user's last.
-        turn_id: The id of the turn; a second event with the same id requests the same turn. None: a new id.
+        turn_id: The id of the turn; a second event with the same id requests the same turn. If None, a new id.
         conversation_id: The conversation that the turn belongs to, or None.
         user_id: The user, or None.
-        personality: The name of the personality; None for the default one.
+        personality: The name of the personality; None for the default personality.
         trace_id: The trace of the caller, or None.
         params: The parameters of the run.
         metadata: Further data of the application, as JSON.
@@ -357,8 +358,8 @@ PAYLOADS: dict[str, type[Payload]] = {
 class EventEnvelope:
     """An event of a topic. Events of the same `tenant` with the same `event_id` are published once.
 
-    `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it.
-    `offset` is the position in the topic, None for an event that was not read from one.
+    `tenant` is the tenant of the turn that the event is about. `event_id` and `turn_id` are names within it. `offset`
+    is the position in the topic, None for an event that was not read from a topic.
 
     Attributes:
         topic: The topic of the event.
@@ -396,7 +397,7 @@ class EventEnvelope:
 
     @property
     def stored_id(self) -> str:
-        """The id under which a topic stores the event: no event of another tenant has it."""
+        """The id under which a topic stores the event. Events of other tenants use different ids."""
         if self.tenant is None:
             return self.event_id
         return str(uuid5(_EVENT_IDS, f"{self.tenant}\0{self.event_id}"))

@@ -49,10 +49,10 @@ NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_t
 class Hooks:
     """Calls the hooks of several objects in order.
 
-    Each object has any of these methods, sync or async: on_turn_start(turn), on_plan_ready(turn, plan),
+    Each object defines any of these methods, sync or async: on_turn_start(turn), on_plan_ready(turn, plan),
     on_step_start(turn, step), on_step_end(turn, step), on_turn_end(turn) and on_error(turn, error).
 
-    An error of a hook is logged and has no other effect. The same holds for a CancelledError that the hook raises
+    An error of a hook is logged and has no other effect. This also applies to a CancelledError that the hook raises
     itself. A turn that resumes after a crash may call a hook a second time.
     """
 
@@ -65,7 +65,7 @@ class Hooks:
                 raise must("a hook", f"have a method such as {NAMES[0]} or {NAMES[-1]}", each)
 
     async def call(self, name: str, *args: Any) -> None:
-        """Call the method `name` of each hook that has it. Errors are logged, not raised."""
+        """Call the method `name` of each hook that defines it. Errors are logged, not raised."""
         for each in self._objects:
             hook = getattr(each, name, None)
             if hook is None:

@@ -51,22 +51,22 @@ class TurnManager:
     """Starts turns on a runner whose workers execute them.
 
     A turn is a run of an agent with the key `key`. Its id, durability, cancellation, retries, limits, `trace_id` and
-    its order after other turns of its conversation are those of the run. Create a manager in every process whose
-    workers execute turns.
+    its order after other turns of its conversation come from the run. Create a manager in every process whose workers
+    execute turns.
 
     Args:
         runner: Stores and executes the turns.
         planner: Makes the plans; by default a RuleBasedPlanner.
-        packs: The personalities; by default those of `config`.
+        packs: The personalities; by default the packs of `config`.
         config: A ConfigLoader, whose settings are read once for each turn, or fixed Settings.
-        tools: The tools of plans; by default those of the runner, or without any a calculator and a to-do store.
-        client: The model client for every personality; by default each has the client of its provider.
+        tools: The tools of plans; by default the tools of the runner, or without any a calculator and a to-do store.
+        client: The model client for every personality; by default each personality uses the client of its provider.
         hooks: Objects with on_turn_start, on_plan_ready, on_step_start, on_step_end, on_turn_end or on_error.
         remote_steps: Whether each step is a child run; by default as in `config`.
-        max_in_flight: Steps that run at once in this process; by default as in `config`.
+        max_in_flight: Steps that run at the same time in this process; by default as in `config`.
         provider_steps: The steps that provider workers execute; by default as in `config`.
         step_tries: Attempts of each step, including the first.
-        backoff_base: Seconds before the second attempt of a step; doubled for each later one.
+        backoff_base: Seconds before the second attempt of a step; doubled for each later attempt.
         breakers: The circuit breakers of clients without their own.
         key: The agent key of the turns.
 
@@ -130,7 +130,7 @@ class TurnManager:
             tools=registry_of(tools), settings=lambda: self.settings, personality=self._personality, client=client,
             max_retries=runner.config.max_retries, step_tries=step_tries, backoff_base=backoff_base,
         )  # fmt: skip
-        # Runners may share a registry: each runner prefers the agents of its own manager.
+        # Runners may share a registry: each runner prefers the agents of its manager.
         known = runner.registry if isinstance(runner.registry, Preferring) else Preferring(runner.registry)
         runner.registry = known
         for agent in (TurnAgent(self._services), StepAgent(self._services)):
@@ -176,7 +176,7 @@ class TurnManager:
 
         Raises:
             InvalidTurn: Names the field that is invalid; its `status_code` is 422.
-            IdempotencyConflict: Another turn has this `turn_id`.
+            IdempotencyConflict: `turn_id` is already used by another turn.
             UnknownSetting: An option does not exist.
         """
         if options:
@@ -201,7 +201,7 @@ class TurnManager:
             )
 
     async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
-        """Execute a turn in this process and return it when it has finished. Raises the errors of `start_turn`.
+        """Execute a turn in this process and return it when it is finished. Raises the errors of `start_turn`.
 
         Args:
             turn: The event, its dict, or the text of a user message.
@@ -254,7 +254,7 @@ class TurnManager:
             tenant: The tenant whose turn it is, as in `runner.get_run`. Every method that takes a turn id takes it too.
 
         Raises:
-            UnknownRun: No turn has this id.
+            UnknownRun: There is no turn with this id.
         """
         info = await self._info(turn_id, tenant)
         turn = await self.contexts.for_tenant(info.tenant).get_turn(str(info.run_id))
@@ -278,7 +278,7 @@ class TurnManager:
         return info
 
     async def wait(self, turn_id: UUID | str, timeout: float | None = None, *, tenant: str | None = None) -> Turn:
-        """Return the turn when it has finished.
+        """Return the turn when it is finished.
 
         Args:
             turn_id: The id of the turn.
@@ -286,7 +286,7 @@ class TurnManager:
             tenant: The tenant, as in `get_turn`.
 
         Raises:
-            TimeoutError: It has not finished after `timeout` seconds. None waits without a limit.
+            TimeoutError: It is not finished after `timeout` seconds. None waits without a limit.
         """
         await self.runner.wait(turn_id, timeout, tenant=tenant)
         return await self.get_turn(turn_id, tenant=tenant)
@@ -296,7 +296,7 @@ class TurnManager:
 
         Args:
             turn_id: The id of the turn.
-            wait: Wait until the turn has finished.
+            wait: Wait until the turn is finished.
             tenant: The tenant, as in `get_turn`.
 
         Returns:
@@ -313,7 +313,7 @@ class TurnManager:
             tenant: The tenant, as in `get_turn`.
 
         Raises:
-            IllegalTransition: The turn has not finished.
+            IllegalTransition: The turn is not finished.
         """
         info = await self._info(turn_id, tenant)
         await self.runner.discard(info.run_id)
@@ -322,8 +322,8 @@ class TurnManager:
     async def vacuum(self, older_than: float) -> int:
         """Delete old events of all topics and free their space. `runner.vacuum` deletes the runs of turns.
 
-        Keep events longer than a turn may last. A resumed turn publishes again what it has published before, and a
-        deleted event can no longer be recognized as a duplicate.
+        Keep events longer than a turn may last. A resumed turn publishes again what it published before, and a deleted
+        event can no longer be recognized as a duplicate.
 
         Args:
             older_than: Seconds.
@@ -342,7 +342,7 @@ class TurnManager:
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False, tenant: str | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield the turn's events, stored ones and then new ones, until it has finished; like `runner.stream`.
+        """Yield the turn's events, stored events and then new events, until it is finished; like `runner.stream`.
 
         With `backpressure`, the limit is `max_unsent_bytes` of `[turns]` unless that is the default.
 
@@ -397,8 +397,8 @@ class TurnManager:
     async def consume(self, *, consumer: str = "turns", stop: asyncio.Event | None = None) -> None:
         """Start the turns that are published on agent.turns, until `stop` is set or the caller is cancelled.
 
-        The offset is committed after the run is stored. A crash in between starts the same turn again, which has no
-        effect. An invalid request is logged and published on agent.audit.
+        The offset is committed after the run is stored. A crash in between starts the same turn again, which changes
+        nothing. An invalid request is logged and published on agent.audit.
 
         Args:
             consumer: The name that the offset is stored under.
@@ -420,7 +420,7 @@ class TurnManager:
         return row is not None and row.tenant == tenant
 
     async def start_published(self, envelope: EventEnvelope) -> None:
-        """Start the turn that an envelope of agent.turns requests, once; report an invalid one on agent.audit."""
+        """Start the turn that an envelope of agent.turns requests, once; report an invalid envelope on agent.audit."""
         if not isinstance(envelope.payload, TurnEvent):
             return
         event = envelope.payload
@@ -443,7 +443,7 @@ class TurnManager:
 
 
 def _of_tenant(event: TurnEvent, tenant: str | None) -> TurnEvent:
-    """Return the event of a turn of a tenant. None: of the tenant that the event names, if any."""
+    """Return the event of a turn of a tenant. If None, of the tenant that the event names, if any."""
     if tenant is None or event.tenant == tenant:
         return event
     if event.tenant is not None:

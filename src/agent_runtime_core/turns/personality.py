@@ -123,7 +123,7 @@ class PersonalityInstance:
 
     @property
     def digest(self) -> str:
-        """A SHA-256 of the content without the version, in hex. Equal content has equal digests in all processes."""
+        """A SHA-256 of the content without the version, in hex. All processes compute the same digest for it."""
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "version"}
         # Options that earlier versions of the library did not have count only if they are set.
         content["sampling"] = {
@@ -180,8 +180,8 @@ def fill(text: str, values: Mapping[str, str | int | float]) -> str:
     """Replace each `{{name}}` by its value, once: values are not evaluated, and placeholders in them are kept.
 
     Raises:
-        InvalidArgument: A name has no value, a value is neither a string nor a number, or the values have more than
-            MAX_BYTES characters in all. The total is checked before the prompt is built.
+        InvalidArgument: There is no value for a name, a value is neither a string nor a number, or the values contain
+            more than MAX_BYTES characters in all. The total is checked before the prompt is built.
     """
     left = MAX_BYTES
 
@@ -256,19 +256,20 @@ def _read(real: Path, called: str) -> bytes:
     # Non-blocking: opening a named pipe would wait for a writer.
     descriptor = os.open(real, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise must(called, "be a regular file", Shown("a directory or a device"), "Move it away")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_FILE_BYTES + 1)
     finally:
         os.close(descriptor)
     if len(content) > MAX_FILE_BYTES:
-        raise must(called, f"have at most {MAX_FILE_BYTES:,} bytes", Shown("more"))
+        raise must(called, f"have at most {MAX_FILE_BYTES:,} bytes", Shown(f"{max(found.st_size, len(content)):,}"))
     return content
 
 
 class Reading(NamedTuple):
-    """The contents of files by name; `problem` is why one of them cannot be used."""
+    """The contents of files by name; `problem` is why a file cannot be used."""
 
     contents: dict[str, bytes]
     problem: str = ""
@@ -277,7 +278,7 @@ class Reading(NamedTuple):
 def read_until_stable(read: Callable[[], Reading], called: str) -> Reading:
     """Call `read` until it returns the same content twice in a row.
 
-    A single read of files that are being replaced would mix old and new ones.
+    A single read of files that are being replaced would mix old and new files.
     """
     before = read()
     for _ in range(MAX_READS):
@@ -291,7 +292,7 @@ def read_until_stable(read: Callable[[], Reading], called: str) -> Reading:
 
 
 def tables_in(content: bytes, called: str) -> dict[str, Any]:
-    """Return the tables of a TOML file. The InvalidArgument of an invalid one names the file and the line."""
+    """Return the tables of a TOML file. The InvalidArgument of an invalid file names the file and the line."""
     try:
         return tomllib.loads(text_in(content, called))
     except (ValueError, RecursionError) as error:
@@ -341,7 +342,7 @@ class LoggedOnce:
         self.last: InvalidArgument | None = None
 
     def report(self, error: InvalidArgument, content: object = None) -> None:
-        """Log the error, unless it was the last one and the files had the same content."""
+        """Log the error, unless it repeats the last error and the content of the files is the same."""
         self.last = error
         if self._logged != (reported := (str(error), content)):
             self._logged = reported
@@ -427,7 +428,7 @@ class PackReader:
         """Read the packs. An invalid pack keeps its last valid state, which is logged once.
 
         Raises:
-            InvalidArgument: The folder is missing or has no pack; at the first read also if a pack is invalid.
+            InvalidArgument: The folder is missing or contains no pack; at the first read also if a pack is invalid.
         """
         names = self._names()
         if not names:
@@ -468,7 +469,7 @@ class PackReader:
 
 
 def read_pack(folder: Path, name: str) -> Reading:
-    """Read all files of a pack. The reading has the error of a file that cannot be read."""
+    """Read all files of a pack. The reading contains the error of a file that cannot be read."""
     home, contents = folder / name, dict[str, bytes]()
     try:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
@@ -497,7 +498,7 @@ def _checked_table(name: str, content: bytes) -> dict[str, Any]:
         raise must(f"{where}: name", "be set", Shown("no name"), f"Add name = {brief(name)}")
     if table["name"] != name:
         fix = "Rename one of the two"
-        raise must(f"{where}: name", f"be that of its folder {brief(name)}", table["name"], fix)
+        raise must(f"{where}: name", f"be the name of its folder {brief(name)}", table["name"], fix)
     prompts = table.get("prompts", {})
     check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: [prompts]")
     if "system" in prompts:
@@ -568,11 +569,11 @@ class PackSet:
 
     @classmethod
     def of(cls, packs: Mapping[str, PersonalityInstance] | None, default: str | None = None) -> PackSet:
-        """Return a set of these packs; None means the built-in one.
+        """Return a set of these packs. If None, the built-in pack.
 
         Args:
             packs: The personalities by name.
-            default: The name of the default one. None: the one that is marked as default.
+            default: The name of the default personality. If None, the personality that is marked as default.
 
         Raises:
             InvalidArgument: `default` is unknown, or without it not exactly one of several packs is the default.
@@ -592,13 +593,13 @@ class PackSet:
         return cls(packs, default or next(iter(marked or packs)))
 
     def get(self, name: str | None = None) -> PersonalityInstance:
-        """Return the personality of that name, or the default one.
+        """Return the personality of that name, or the default personality.
 
         Args:
-            name: The name of the personality. None: the default one.
+            name: The name of the personality. If None, the default personality.
 
         Raises:
-            InvalidArgument: No personality has that name; the message suggests the nearest one.
+            InvalidArgument: There is no personality with that name; the message suggests the nearest name.
 
         Examples:
             >>> from agent_runtime_core.turns import PackSet, PersonalityInstance
@@ -609,9 +610,7 @@ class PackSet:
         return self.packs[_require_pack(self.default if name is None else name, self.packs, "personality")]
 
     def select(self, metadata: Mapping[str, Any] | None = None) -> PersonalityInstance:
-        """Return the personality that `metadata["personality"]` names, or the default one. Raises the errors of `get`.
-
-        `metadata` is that of a run or turn.
+        """Return the personality that `metadata["personality"]` names, or the default. Raises the errors of `get`.
 
         Args:
             metadata: The metadata of a run or turn.
@@ -647,13 +646,13 @@ class PersonalityPackManager:
     """Loads and reloads the packs of a folder.
 
     1. `current` is one immutable PackSet. A reload replaces it as a whole.
-    2. An invalid pack keeps its last valid state. All packs do if they have no single default, or if their folder
-       cannot be read. `errors` has the reasons, each of which is logged once.
+    2. An invalid pack keeps its last valid state. All packs do if they do not mark exactly one default, or if their
+       folder cannot be read. `errors` contains the reasons, each of which is logged once.
 
     Args:
         folder: The folder of packs; None for the built-in personality "default" alone.
         tools: If passed, `get` and `select` reject a pack with a tool that is not registered here.
-        default: The name of the default personality; by default that of the pack with `default = true`.
+        default: The name of the default personality; by default the pack with `default = true`.
         clock: Its `sleep` is used by `watch`.
 
     Raises:
@@ -689,7 +688,7 @@ class PersonalityPackManager:
         """Return a personality like `PackSet.get`.
 
         Args:
-            name: The name of the personality. None: the default one.
+            name: The name of the personality. If None, the default personality.
 
         Raises:
             UnknownTool: One of its tools is not registered in `tools`.
@@ -712,10 +711,10 @@ class PersonalityPackManager:
         return [each for _, each in sorted(self._current.packs.items())]
 
     def reload(self) -> bool:
-        """Read the files again. Return True if the content of any pack has changed.
+        """Read the files again. Return True if the content of any pack changed.
 
         Returns:
-            Whether the content of any pack has changed.
+            Whether the content of any pack changed.
         """
         with self._lock:
             before = self._current

@@ -18,7 +18,7 @@ from ..tools.registry import ToolRegistry
 from .events import PlanRequest
 from .hooks import TurnLog
 
-#: The prompt of the one step of a turn without a plan. The model gets the conversation in its place.
+#: The prompt of the only step of a turn without a plan. The model gets the conversation in its place.
 CONVERSATION = "the conversation"
 
 

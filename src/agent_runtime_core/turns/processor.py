@@ -119,7 +119,7 @@ class TurnProgress:
 
 
 class Elsewhere(Protocol):
-    """Has some steps of a turn executed by provider workers; see `provider_steps`."""
+    """Lets provider workers execute some steps of a turn; see `provider_steps`."""
 
     def takes(self, planned: PlanStep) -> bool:
         """Return whether provider workers execute the step."""
@@ -133,7 +133,7 @@ class Elsewhere(Protocol):
 class StepProcessor:
     """Runs the steps of all turns of this process.
 
-    1. At most `max_in_flight` steps run at once. Steps that wait for a person or for another worker do not count.
+    1. At most `max_in_flight` steps run at the same time. Steps that wait for a person or another worker do not count.
     2. Each piece of a model's answer is published as it arrives: as ASSISTANT_DELTA of the run and as StepResultChunk
        on agent.step_results.
     3. A client without a circuit breaker gets one here for each model. While it is open, the run is deferred without
@@ -144,7 +144,7 @@ class StepProcessor:
         topics: Publishes the events.
         hooks: Called at the start and end of each step.
         clock: Measures the time of steps.
-        max_in_flight: The number of steps that run at once.
+        max_in_flight: The number of steps that run at the same time.
         breakers: The circuit breakers.
         stream: Whether answers are published in pieces.
     """
@@ -174,7 +174,7 @@ class StepProcessor:
 
         Args:
             progress: The turn.
-            elsewhere: Has some steps executed by provider workers.
+            elsewhere: Lets provider workers execute some steps.
         """
 
         async def step(planned: PlanStep, step_input: dict[str, Any], do: Do) -> Any:
@@ -235,7 +235,7 @@ class StepProcessor:
         audit = AuditEvent(action=f"step.{state.status.value}", details=details)
         ids = {**progress.turn.event_ids, "step_id": state.step_id}
         event_id = f"{state.step_id}:{event_suffix}"
-        events = (chunk, audit) if calls.answer is None else (audit,)  # the provider worker has published the chunk
+        events = (chunk, audit) if calls.answer is None else (audit,)  # the provider worker published the chunk
         await self.topics.publish_all([self.topics.envelope(each, event_id=event_id, **ids) for each in events])
         await self.hooks.call("on_step_end", progress.turn, state)
 
@@ -249,7 +249,7 @@ class StepProcessor:
         Args:
             progress: The turn.
             client: The model client.
-            model_prices: The prices in USD per million tokens; by default the configured ones.
+            model_prices: The prices in USD per million tokens; by default the configured prices.
         """
         return TurnClient(self, progress, client, model_prices)
 

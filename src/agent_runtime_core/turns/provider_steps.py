@@ -26,7 +26,7 @@ class NoAnswer(TimeoutError):
 
 
 class ProviderWorkers:
-    """Has the steps of one turn executed by provider workers."""
+    """Lets provider workers execute the steps of one turn."""
 
     def __init__(self, services: TurnServices, settings: ProviderSteps, progress: TurnProgress) -> None:
         self._services, self._settings, self._progress = services, settings, progress
@@ -45,8 +45,8 @@ class ProviderWorkers:
         """Return the result of an attempt of the step, from a provider worker or as the fallback says.
 
         Raises:
-            NoAnswer: No provider worker has answered in time.
-            ToolFailed: A provider worker has reported a failure.
+            NoAnswer: No provider worker answered in time.
+            ToolFailed: A provider worker reported a failure.
             LimitExceeded: A limit of the run is reached.
         """
         ctx, is_call = self._progress.ctx, planned.kind is StepKind.LLM_CALL
@@ -87,7 +87,7 @@ class ProviderWorkers:
 def elsewhere_of(
     services: TurnServices, settings: ProviderSteps | None, progress: TurnProgress
 ) -> ProviderWorkers | None:
-    """Return what has the steps of a turn executed by provider workers; None if none are."""
+    """Return what lets provider workers execute the steps of a turn; None if they execute none."""
     return None if settings is None else ProviderWorkers(services, settings, progress)
 
 
@@ -97,7 +97,7 @@ async def _answer(
 ) -> StepResultChunk:  # fmt: skip
     """Request an attempt of a step, and return the final chunk of its answer. Called inside the step.
 
-    A completed answer counts for every attempt, so that one that came too late for an attempt is used by the next.
+    A completed answer counts for every attempt, so an answer that came too late for an attempt is used by the next.
 
     Raises:
         NoAnswer: There is no answer within the deadline, or the provider worker is silent for too long.
@@ -135,8 +135,8 @@ async def _requested(
 class _Waiting:
     """Waits for the answer to one request.
 
-    The deadline decides only after everything that is stored has been read. So an answer counts that came while no
-    worker had the turn, and nothing is executed here while a stored answer exists.
+    The deadline decides only after everything that is stored was read. So an answer counts that came while no worker
+    had the turn, and nothing is executed here while a stored answer exists.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class _Waiting:
         if (chunk := await self._stored()) is not None:
             return chunk
         silent = self._heard is not None and self._clock.wall() < self._deadline
-        name = f"step {self._step_id}"
+        name = f"step {self._step_id!r}"
         if silent:
-            raise NoAnswer(f"{name}: its provider worker was silent for {self._settings.heartbeat:g} s")
+            raise NoAnswer(f"{name}: no heartbeat from its provider worker for {self._settings.heartbeat:g} s")
         raise NoAnswer(f"{name}: no provider worker answered within {self._settings.deadline:g} s")
 
     async def _stored(self) -> StepResultChunk | None:
@@ -192,7 +192,7 @@ class _Waiting:
 
     def _is_own(self, envelope: EventEnvelope) -> bool:
         turn = self._progress.turn
-        # A provider worker that does not know tenants answers without one.
+        # A provider worker that does not know tenants answers without a tenant.
         if envelope.tenant not in (None, turn.tenant):
             return False
         return (envelope.step_id, envelope.turn_id) == (self._step_id, turn.id)

@@ -29,7 +29,7 @@ _OF_CLIENTS = ("model_provider", "default_model", "openai_api_key", "anthropic_a
 class TurnServices:
     """The parts of one turn manager.
 
-    `key` is the agent key of its turns. `max_retries` are the attempts of a run, `step_tries` those of a step.
+    `key` is the agent key of its turns. `max_retries` are the attempts of a run, `step_tries` the attempts of a step.
     """
 
     key: str
@@ -41,7 +41,7 @@ class TurnServices:
     tools: ToolRegistry
     #: Returns the present settings; called once for each attempt of a turn.
     settings: Callable[[], Settings]
-    #: Returns the personality of that name; for None the default one.
+    #: Returns the personality of that name; for None the default personality.
     personality: Callable[[Settings, str | None], PersonalityInstance]
     client: LLMClient | None
     max_retries: int
@@ -55,7 +55,7 @@ class TurnServices:
         return f"{self.key}.step"
 
     def with_default_model(self, personality: PersonalityInstance, settings: Settings) -> PersonalityInstance:
-        """Set the configured model in a personality without one, unless the manager has its own client."""
+        """Set the configured model in a personality without a model, unless the manager uses its own client."""
         if self.client is not None or personality.model is not None:
             return personality
         options_of_clients = _explicit_options(settings.runtime)
@@ -74,7 +74,8 @@ class TurnServices:
     ) -> TurnClient | None:
         """Return the client for the planner and the steps of a turn; None if none is configured.
 
-        `own` is the client of the caller. It is used if neither the manager, the personality nor the settings name one.
+        `own` is the client of the caller. It is used if neither the manager, the personality nor the settings name a
+        client.
         """
         client = self._client_of(new_progress.personality, settings, own)
         if client is None:

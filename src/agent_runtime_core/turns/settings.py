@@ -100,8 +100,8 @@ class ProviderSteps:
 class TurnSettings:
     """Settings of turns.
 
-    `max_in_flight` steps run at once. With `remote_steps`, other workers may execute steps. `max_unsent_bytes` is
-    how far a reader of `stream(backpressure=True)` may lag. `provider_steps` are the steps that provider workers
+    `max_in_flight` steps run at the same time. With `remote_steps`, other workers may execute steps. `max_unsent_bytes`
+    is how far a reader of `stream(backpressure=True)` may lag. `provider_steps` are the steps that provider workers
     execute.
 
     Attributes:
@@ -325,7 +325,7 @@ class Subscribers(Generic[T]):
     def notify(self) -> None:
         """Call the subscribers with the queued events.
 
-        Returns at once if another thread, or a caller of this call, is notifying: it passes on the new events too.
+        Returns immediately if another thread, or a caller of this call, is notifying: it passes on the new events too.
         """
         while self._waiting:
             if not self._notifying.acquire(blocking=False):
@@ -387,7 +387,7 @@ class _Subscriber(Generic[T]):
 
 @dataclass(frozen=True)
 class ConfigChanged:
-    """The event "config.changed". `changed` has the dotted names of the changed settings: `runtime.max_retries`.
+    """The event "config.changed". `changed` lists the dotted names of the changed settings: `runtime.max_retries`.
 
     Attributes:
         version: The number of the load.
@@ -412,11 +412,11 @@ class ConfigLoader:
     1. Precedence, lowest first: defaults, the provider and model of the default personality, config.toml, the
        environment, `apply(**settings)`.
     2. `current` is one immutable Settings, packs included. A reload replaces it as a whole.
-    3. Invalid sources leave the last valid settings in place. `last_error` has the reason, which is logged once.
+    3. Invalid sources leave the last valid settings in place. `last_error` is the reason, which is logged once.
     4. Subscribers get one ConfigChanged for each reload that changes a value. A new file time or comment is no change.
 
     Args:
-        path: The TOML file, or None for a program without one.
+        path: The TOML file, or None for a program without a file.
         environ: The environment variables; by default `os.environ`, read at every reload.
 
     Raises:
@@ -460,7 +460,7 @@ class ConfigLoader:
         """Read the files and the environment again; blocks while it reads.
 
         Returns:
-            True if any setting has changed.
+            True if any setting changed.
         """
         with self._lock:
             changed = self._update()
@@ -491,7 +491,7 @@ class ConfigLoader:
         """Call `configure` with `current.runtime`, overridden by `settings`.
 
         Args:
-            **settings: Settings that override those of the file.
+            **settings: Settings that override the settings of the file.
 
         Returns:
             The new configuration of the process.

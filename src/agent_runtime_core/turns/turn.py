@@ -101,7 +101,7 @@ class StepState:
 
     @property
     def ended(self) -> bool:
-        """Whether the step has a final status."""
+        """Whether the status of the step is final."""
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Turn:
         user_id: The user, or None.
         personality: The name of the personality, or None.
         status: The status of the run.
-        plan: The plan, once there is one.
+        plan: The plan, if it exists.
         steps: The steps of the plan.
         planning: The metrics of planning, included in `metrics`.
         response: The answer of the turn, or None.

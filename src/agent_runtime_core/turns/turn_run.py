@@ -174,7 +174,7 @@ def _graph_step(planned: PlanStep) -> Step:
 
 
 class StepAgent(AgentRuntime):
-    """Executes one step of a turn. `final_output` has its `result` and its `state`."""
+    """Executes one step of a turn. `final_output` contains its `result` and its `state`."""
 
     key: str = "turn.step"
 
@@ -219,7 +219,7 @@ class StepAgent(AgentRuntime):
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)
         assert info is not None
-        info.retriable = False  # the step has its own retries
+        info.retriable = False  # the step makes its own retries
         failure = deciding_error(error)
         if isinstance(failure, StepExecutionError):
             info.details = {"step": failure.step_name, "attempts": failure.attempts}
@@ -273,7 +273,7 @@ async def finished_turn(services: TurnServices, info: RunInfo, result: RunResult
 
 
 def finish_turn(turn: Turn, result: RunResult) -> None:
-    """Set status and error of a turn from its run's result. The saved error may be that of an earlier attempt."""
+    """Set status and error of a turn from its run's result. The saved error may come from an earlier attempt."""
     turn.status, error = result.status or RunStatus.FAILED, result.error
     turn.error = None if error is None else {"type": error.type, "message": error.message, "details": error.details}
     stop_steps(turn)
@@ -420,7 +420,7 @@ class TurnRun:
         return Planned.from_dict(recorded_plan)
 
     def _client(self, own: LLMClient | None = None) -> TurnClient | None:
-        """Return the model client, for a planner with a client of its own in `own`. Created at the first model call."""
+        """Return the model client. `own` is the separate client of a planner. Created at the first model call."""
         return self.services.model_for(self.progress, self.settings, own)
 
     async def _announce(self, planned: Planned) -> None:
@@ -504,12 +504,12 @@ class TurnRun:
     def _remote_input(self, planned: Planned) -> dict[str, Any]:
         """Return the input that all child runs share, the same in each execution of the turn.
 
-        It has the turn as requested, without its progress: a child run cannot resume with another input.
+        It contains the turn as requested, without its progress: a child run cannot resume with another input.
         """
         turn = new_turn(self.ctx)
         turn.status, turn.personality = RunStatus.RUNNING, self.selection.personality.name
         provider = self.selection.provider_steps
-        # Without the key if there are none: the input of a child run of an earlier version must not differ.
+        # Without the key if there are no packs: the input of a child run of an earlier version must not differ.
         more = {} if provider is None else {"provider_steps": dataclasses.asdict(provider)}
         return {
             **more, "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
@@ -560,12 +560,12 @@ async def _unwrap_cause(step: Any) -> Any:
         raise
 
 
-#: Errors that another attempt of the run would only repeat: each step has its own retries.
+#: Errors that another attempt of the run would only repeat: each step makes its own retries.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
 
 class TurnAgent(AgentRuntime, HistoryReader, CompletionHook):
-    """Executes turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
+    """Executes turns. `final_output` contains `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
     trace_operation: str = "invoke_workflow"  # the name of its spans

@@ -1,6 +1,6 @@
 """Encode values as JSON text and decode them.
 
-A decoded value equals the encoded one, or encoding it is refused. In the result of a step the types are equal too.
+A decoded value equals the encoded value, or encoding it is refused. In the result of a step the types are equal too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .tagged import HALVES, MAX_PARTS, PART, TAG, TagEncoder, oversize, refused_
 
 #: Size limit of a value: a message, a model's response, an event.
 MAX_BYTES: Final = PART * MAX_PARTS
-#: Size limit of a step's result, unless the step sets a larger one.
+#: Size limit of a step's result, unless the step sets a larger limit.
 MAX_RESULT: Final = 1024 * 1024
-#: Size limit of a value that contains others repeatedly: the result of a run has its answer in its messages too.
+#: Size limit of a value that contains others repeatedly: the result of a run contains its answer in its messages too.
 MAX_WHOLE: Final = 4 * MAX_BYTES
 #: Size limit of a text from outside that is parsed as JSON, because even a short text can take long.
 MAX_PARSED: Final = 1024 * 1024
@@ -70,7 +70,7 @@ def compact(value: object) -> str:
 
 
 class LargeValue(Exception):
-    """A value is heavier than `encode` may encode at once."""
+    """A value is heavier than `encode` may encode without a pause."""
 
 
 def encode(
@@ -86,15 +86,15 @@ def encode(
         value: The value.
         max_bytes: The size limit of the text.
         sort_keys: Whether keys of dicts are sorted.
-        exact: For the result of a step, whose caller gets the same types back. Then an Enum of this library has a tag,
+        exact: For the result of a step, whose caller gets the same types back. Then an Enum of this library is tagged,
             and a user's unregistered Enum is refused. Otherwise a string or number Enum is encoded as its value, which
             it equals.
         at_once: The greatest weight of a plain value that is encoded; None for any.
 
     Raises:
         LargeValue: A plain value is heavier than `at_once`.
-        UnserialisableResult: Some part, which is named by its path, would not be equal after decoding; the text has
-            more than `max_bytes`; or the value has so many parts that encoding would take long.
+        UnserialisableResult: A part, which is named by its path, would not be equal after decoding; the text is longer
+            than `max_bytes`; or the value consists of so many parts that encoding would take long.
     """
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
@@ -111,7 +111,7 @@ def encode(
             text = None  # NaN, an infinity, or a change by another thread: the tagging pass finds the path
     elif left != LOOK:
         raise refused_for_weight(value, max_bytes)
-    # A single character is found many times as fast as three, and most text has none.
+    # A single character is found many times as fast as three, and most text contains none.
     if text is None or ("\\" in text and "\\ud" in text and len(text) <= max_bytes and has_pair(text, value)):
         tree = TagEncoder(max_bytes, plain_text, exact).of(value, None)
         try:
@@ -124,7 +124,7 @@ def encode(
 
 
 def has_pair(text: str, tree: object) -> bool:
-    """Whether the text has a character where the tree has two separate surrogates."""
+    """Whether the text contains a character where the tree contains two separate surrogates."""
     return "\\" in text and "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None
 
 
@@ -136,7 +136,7 @@ def plain_text(tree: object) -> str:
 def plain_left(tree: Any, depth: int, budget: int) -> int:
     """Return an upper bound of the budget that a plain tree leaves; LOOK if the tagging pass must check the tree.
 
-    Each character costs one, and each byte around a part costs PART.
+    Each character costs 1, and each byte around a part costs PART.
     """
     items: Iterable[Any]
     kind = type(tree)
@@ -196,7 +196,7 @@ def loads_strict(text: str) -> Any:
     """Parse JSON text from outside.
 
     Raises:
-        ValueError: It is no JSON, or has NaN or a number larger than any float.
+        ValueError: It is no JSON, or contains NaN or a number larger than any float.
         RecursionError: It is nested too deeply.
     """
     return _STRICT.decode(text)
@@ -206,7 +206,7 @@ def decode(text: str) -> object:
     """Return the value that `encode` wrote.
 
     Raises:
-        UnserialisableResult: The text is no JSON, or has a type that this process has not registered.
+        UnserialisableResult: The text is no JSON, or contains a type that this process did not register.
     """
     if text == "{}":
         return {}
@@ -226,7 +226,7 @@ def decode(text: str) -> object:
 
 
 def encode_as(name: str, value: object) -> str:
-    """Encode an argument of the caller; an error has the path `name.a` in place of `$.a`."""
+    """Encode an argument of the caller; an error contains the path `name.a` in place of `$.a`."""
     try:
         return encode(value)
     except UnserialisableResult as error:
@@ -249,7 +249,7 @@ def decode_dict(text: str, *, known: bool = False) -> dict[str, Any]:
 
     Raises:
         ValueError: It is no dict.
-        UnserialisableResult: It has a type that is not registered.
+        UnserialisableResult: It contains a type that is not registered.
     """
     found = decode_checked(text, decode_known if known else decode)
     if not isinstance(found, dict):
@@ -258,7 +258,7 @@ def decode_dict(text: str, *, known: bool = False) -> dict[str, Any]:
 
 
 def decode_known(text: str) -> object:
-    """As `decode`, but return the stored tree if it has an unregistered type. Only for showing it to people."""
+    """As `decode`, but return the stored tree if it contains an unregistered type. Only for showing it to people."""
     try:
         return decode(text)
     except UnserialisableResult:
@@ -270,7 +270,7 @@ def decode_known(text: str) -> object:
 def decode_all(texts: Sequence[str]) -> list[object]:
     """Decode several texts that `encode` wrote. For short texts this takes half the time of single calls."""
     if len(texts) > 1 and sum(map(len, texts)) <= MAX_PARSED:
-        with contextlib.suppress(UnserialisableResult):  # raised below, for the text that has the error
+        with contextlib.suppress(UnserialisableResult):  # raised below, for the text with the error
             values = cast("list[object]", decode(f"[{','.join(texts)}]"))
             if len(values) == len(texts):
                 return values
@@ -302,7 +302,7 @@ _NO_ARGUMENTS: Final = digest("{}")
 
 
 def arguments_digest(*args: object) -> str | None:
-    """Return a digest of arguments, in which the order of dict keys has no part.
+    """Return a digest of arguments that does not depend on the order of dict keys.
 
     Arguments that are not JSON are left out. The digest is None if that is every argument.
     """

@@ -13,7 +13,7 @@ from ..validation import MAX_DEPTH
 from .json import LOOK, has_pair, plain_left, plain_text
 from .tagged import HALVES, PART, TAG, oversize, refused_for_weight, size_budget
 
-LARGE: Final = 256 * 1024  # weight of a value that is encoded at once, at most
+LARGE: Final = 256 * 1024  # weight of a value that is encoded without a pause, at most
 _ENTRY: Final = 5 * PART
 _ITEM: Final = 2 * PART
 
@@ -69,7 +69,7 @@ class _Slicer:
         yield '"'
         for start in range(0, len(text), LARGE):
             written = quote(text[start : start + LARGE])[1:-1]
-            # With the next character, which may be the second half of the last one.
+            # With the next character, which may be the second half of the last character.
             if "\\ud" in written and HALVES.search(text, start, start + LARGE + 1) is not None:
                 raise NotSliced
             yield written

@@ -24,7 +24,7 @@ TurnOf = Callable[[Any], Turn]
 
 
 def model_to_json(annotation: Any, value: Any, at: Path | None, turn_of: TurnOf) -> Any:
-    """Return the JSON form of a value, from which `model_from_json` makes an identical one.
+    """Return the JSON form of a value, from which `model_from_json` makes an identical value.
 
     Args:
         annotation: The annotation of the value.

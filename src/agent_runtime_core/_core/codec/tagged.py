@@ -21,8 +21,8 @@ from ..lazy_import import load
 from ..pydantic_types import is_pydantic
 from ..validation import Path, descend, not_encodable, short, type_name, unsupported_type
 
-# The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
-# user's that holds "$" is itself written with a tag.
+# The tag of a registered type is its `module.qualname`, which contains a dot; the tags below contain none. A dict of
+# the user that contains "$" is itself written with a tag.
 TAG: Final = "$"
 #: Tags of a registered model of pydantic, [name, form], and of the state of a model, [fields, extra, private, given].
 #: A process without pydantic reads both as dicts.
@@ -110,7 +110,7 @@ class ModelState(dict[str, Any]):
 
 
 class _Registry:
-    """The types registered by register_type, and those of OWN once they are used. REGISTRY is the one instance."""
+    """The types registered by register_type, and the types of OWN once they are used. REGISTRY is the only instance."""
 
     def __init__(self) -> None:
         #: Weak, because a notebook cell that runs again defines its classes again and again.
@@ -143,7 +143,7 @@ REGISTRY: Final = _Registry()
 
 @functools.cache
 def _codecs() -> Callable[[type], Any]:
-    # Loaded late, because that module imports this one.
+    # Loaded late, because that module imports this module.
     return cast("Callable[[type], Any]", load(".typed:codec_of", package=__package__))
 
 
@@ -180,7 +180,7 @@ def overweight(max_bytes: int, characters: int, around: int) -> UnserialisableRe
 
 
 def refused_for_weight(tree: object, max_bytes: int) -> UnserialisableResult:
-    """Return the error for a tree of plain values whose weight is above that of `max_bytes`."""
+    """Return the error for a tree of plain values whose weight exceeds `max_bytes`."""
     budget, characters, around = size_budget(max_bytes), 0, 0
     left = [tree]
     while left and characters + PART * around <= budget:
@@ -277,7 +277,7 @@ class TagEncoder:
     def of_set(self, value: Any, at: Path | None) -> object:
         here = descend(at, value)
         self.spend(2 * len(value))
-        # The order of a set changes with the hash seed; that of the texts does not.
+        # The order of a set changes with the hash seed; the order of the texts does not.
         return sorted([self.of(item, here) for item in value], key=self.text)
 
     def of_registered(self, value: Any, at: Path | None) -> object:
@@ -297,7 +297,7 @@ class TagEncoder:
         return [self.of(part, at) for part in (value.fields, value.extra, value.private, value.given)]
 
     def of_moment(self, value: Any, at: Path | None) -> object:
-        # ISO text if that is complete, else [text, fold, zone], because ISO text has no fold and no zone name.
+        # ISO text if that is complete, else [text, fold, zone], because ISO text contains no fold and no zone name.
         zone = value.tzinfo
         self.spend(8)
         if zone is None:

@@ -38,7 +38,7 @@ def returns_of(fn: Callable[..., object]) -> object | None:
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the hint of each name that the class or its bases annotate; None for one that cannot be resolved."""
+    """Return the hint of each name that the class or its bases annotate; None for a hint that cannot be resolved."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         space = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
@@ -48,7 +48,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def _hint(annotation: Any, space: dict[str, Any], local: dict[str, Any]) -> Any:
-    # One by one, because a name that is imported for type checkers only must not hide the others.
+    # One after the other, because a name that is imported for type checkers only must not hide the others.
     holder = types.SimpleNamespace(__annotations__={"value": annotation})
     try:
         return typing.get_type_hints(holder, space, local)["value"]

@@ -38,12 +38,13 @@ class Policy:
     Attributes:
         enums_by_value: Write an Enum as its value, and read it by value, else by name. If False, write it by name, and
             read it by name, else by value.
-        restore: Set each field to its stored value, also those that `__init__` does not take and those that
+        restore: Set each field to its stored value, including fields that `__init__` does not take and fields that
             `__post_init__` changes. If False, only call the constructor.
         strict: The types that a value may have where the annotation names the key; another annotated type allows
-            itself. None: a value of another type than a list, dict or scalar annotation names stays as it is.
-        special: Returns the function that converts values of an annotation, or None for the usual one.
-        adapt: Returns the fields to build a dataclass from; the usual one leaves them, and unknown ones are dropped.
+            itself. If None, a value of another type than a list, dict or scalar annotation names stays as it is.
+        special: Returns the function that converts values of an annotation, or None for the usual function.
+        adapt: Returns the fields to build a dataclass from. By default the fields are used as they are, and unknown
+            fields are dropped.
     """
 
     enums_by_value: bool = False
@@ -106,7 +107,7 @@ def codec_for(
 ) -> tuple[Callable[[object], str], Callable[[str], object]]:
     """Return functions that encode and decode results of an annotation and size limit.
 
-    The second one is `decode` itself if the annotation adds nothing.
+    The second function is `decode` itself if the annotation adds nothing.
     """
     write: Callable[[object], str] = _ENCODE
     if max_bytes != MAX_RESULT:
@@ -126,7 +127,7 @@ def _read(_: object, convert: Turn, text: str) -> object:
 
 
 def annotation_of(read: Callable[[str], object]) -> object | None:
-    """Return the annotation of a function of `codec_for` that decodes, None if it has none."""
+    """Return the annotation of a function of `codec_for` that decodes, or None."""
     return read.args[0] if isinstance(read, partial) and read.func is _read else None
 
 
@@ -279,7 +280,7 @@ def _require_restorable(cls: type) -> None:
         base = next(each.__name__ for each in cls.__mro__[1:] if each.__module__ == "builtins")
         fix = f"Hold the {base} in a field"
         raise must(f"class {cls.__name__}", "have all its data in fields", Shown(f"a subclass of {base}"), fix)
-    # dataclasses.fields() leaves InitVar out, and their values are gone once __init__ has run.
+    # dataclasses.fields() leaves InitVar out, and their values are gone after `__init__`.
     for field in getattr(cls, "__dataclass_fields__", {}).values():
         bare = field.default is field.default_factory is _MISSING
         if bare and getattr(getattr(field, "_field_type", None), "name", "") == "_FIELD_INITVAR":
@@ -297,7 +298,7 @@ def _mismatch(at: Path | None, said: str, value: object) -> UnserialisableResult
 
 
 def _passes(value: object) -> bool:
-    """Whether the value stays as it is under every annotation: a registered type has a tag of its own."""
+    """Whether the value stays as it is under every annotation: the tag of a registered type names the type."""
     return value is None or REGISTRY.tag_of(type(value)) is not None
 
 
@@ -312,7 +313,7 @@ _LEAF: Final = Codec(_same, needed=False)
 
 
 def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: Path | None, back: bool) -> Any:
-    # True is an int, and rarely meant as one.
+    # True is an int, and rarely meant as an int.
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
         raise not_encodable(at, f"must be {wanted}, got {brief(value)}")
@@ -325,7 +326,7 @@ def _convert_alias(annotation: Any, policy: Policy, value: Any, at: Path | None,
 
 
 def _convert_model(annotation: Any, by_name: bool, value: Any, at: Path | None, back: bool) -> Any:
-    """A model of pydantic, another type with a schema in pydantic, or a union that contains one."""
+    """A model of pydantic, another type with a schema in pydantic, or a union that contains such a type."""
     if value is None or (type(value) is not annotation and _passes(value)):
         return value
     if is_model(annotation) and type(value) is not annotation:
@@ -348,7 +349,8 @@ def _turn_of_field(annotation: Any) -> Turn:
 def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: Path | None, back: bool) -> Any:
     """Convert a list, tuple or set item by item.
 
-    A list is rejected for a tuple or a set, although plain JSON has lists for both. A tuple for a `list` stays a tuple.
+    A list is rejected for a tuple or a set, although plain JSON uses lists for both. A tuple for a `list` stays a
+    tuple.
     """
     is_list, given = kind is list, type(value)
     if given is list and not is_list and not back:

@@ -1,4 +1,4 @@
-"""Execute statements on a connection of the application, inside the transaction that it has open.
+"""Execute statements on a connection of the application, inside its open transaction.
 
 No package is imported for that: a connection can only be of a class whose package is imported already.
 """
@@ -65,7 +65,7 @@ def check_connection(connection: object, *, sync: bool) -> None:
     """Check that statements can be executed on a connection by a call with or without `await`.
 
     Raises:
-        InvalidArgument: It is of an unknown kind, or of one for the other call.
+        InvalidArgument: It is of an unknown kind, or of a kind for the other call.
     """
     kind = _kind(connection)
     if sync and kind.is_async:

@@ -33,7 +33,7 @@ _BEGIN: Final = (
 )
 #: For the connection of the commits, which finds rows by their keys. The server plans each statement once, instead of
 #: each time it is executed. A plan made for an empty table must not read the whole table when it is full.
-#: Not behind a pooler, where another client would get the settings: there the process of the server is another one.
+#: Not behind a pooler, where another client would get the settings: there the server process changes.
 _PLAN_ONCE: Final = (
     "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false),"
     " set_config('jit', 'off', false) WHERE pg_backend_pid() = ?"
@@ -58,7 +58,7 @@ class PostgresTx(ThreadedTx):
 
     Attributes:
         now: The time of the server, in seconds since 1970.
-        rows: Rows of runs that this transaction has locked.
+        rows: Rows of runs that this transaction locked.
     """
 
     conn: PostgresConnection
@@ -69,12 +69,12 @@ class PostgresTx(ThreadedTx):
         self.now: float = began[0]
         self.moved: str | None = began[1]
         self.rows: dict[str, Any] = {}
-        self.logs: set[str] = set()  # runs whose event numbers this transaction has locked
+        self.logs: set[str] = set()  # runs whose event numbers this transaction locked
         self.counters: dict[str, int] = {}
         self.execute: Callable[..., Any] = conn.execute
 
     def lock_logs(self, requests: Sequence[CommitRequest]) -> None:
-        """Lock the logs of several runs or topics in one order, so that no transaction waits for one that waits for it.
+        """Lock the logs of several runs or topics in one order, so that no two transactions wait for each other.
 
         A queue locks the rows of runs before that.
         """
@@ -202,7 +202,7 @@ class PostgresEngine(ThreadedEngine):
         return self._functions.set_aside(batch)
 
     def sets_aside(self, request: CommitRequest, error: BaseException) -> bool:
-        # Its run id or key is that of a run in an open transaction of the application, which may take long to end.
+        # Its run id or key is used by a run in an open transaction of the application, which may take long to end.
         waits = getattr(error, "sqlstate", None) == "55P03" and all(name in _NEW_RUNS for name, _ in request.ops)
         if waits := waits and threading.current_thread() is self._writer:
             self._functions.add(request)

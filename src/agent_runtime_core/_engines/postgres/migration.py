@@ -103,7 +103,7 @@ def migrate_store(
 
 
 def _grants(conn: PostgresConnection, role: str, rights: tuple[str, str]) -> list[str]:
-    """Return the statements that give rights to a role, also on tables that the same user creates later."""
+    """Return the statements that give rights to a role, including rights on tables that the same user creates later."""
     if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (role,)).fetchone() is None:
         raise must("role", "exist on the server", role, "Create it: CREATE ROLE name LOGIN PASSWORD '…'")
     schema, to = conn.schema, conn.raw.execute("SELECT quote_ident(%s)", (role,)).fetchone()[0]

@@ -1,8 +1,8 @@
 """Notifications of commits to a PostgreSQL database.
 
 A notification in the transaction of a step would make all commits of the server wait for each other. So a thread of
-each process sends the topics that have changed over its own connection. If the process is killed before that, the
-others wake all their listeners: they look every second whether the server has lost a client.
+each process sends the topics that changed over its own connection. If the process is killed before that, the others
+wake all their listeners: they look every second whether the server lost a client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEST: Final = ""  # the topic of a test
 
 
 class PostgresNotifier:
-    """Sends the topics that this process has changed, and hears those of others.
+    """Sends the topics that this process changed, and hears the topics of other processes.
 
     Args:
         place: The database.

@@ -1,7 +1,7 @@
 """Check, after a connect, that the settings of a PostgreSQL server do not lose runs, and that it is the same server.
 
-A setting that mixes up contents is refused. One that loses runs only after another failure is a warning, which one
-process a day logs.
+A setting that mixes up contents is refused. A setting that loses runs only after another failure is a warning, which
+one process a day logs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _is_local(host: str) -> bool:
 
 
 def warn(found: list[SafetyFinding], conn: PostgresConnection, place: PostgresAddress) -> None:
-    """Log the findings that no process has logged in the last 24 hours. A process that only reads logs none."""
+    """Log the findings that no process logged in the last 24 hours. A process that only reads logs none."""
     for each in found:
         warning = (str(place), each.setting, each.value)
         if warning not in _logged:
@@ -148,7 +148,7 @@ def server_changed(server: str, before: str, conn: PostgresConnection, place: Po
 
     Args:
         server: The `identity` of the server.
-        before: What this process has seen before; "" for nothing.
+        before: What this process saw before; "" for nothing.
         conn: The connection. The store notes the server, if it may be written.
         place: The database, for the message.
     """

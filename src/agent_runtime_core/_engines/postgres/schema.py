@@ -1,7 +1,7 @@
 """The tables of this library in a PostgreSQL schema.
 
-One operation set has the migrations of all tables: what is written of a run is in several of them, and a database is
-used for all or for none.
+One operation set contains the migrations of all tables: what is written of a run is in several of them, and a database
+is used for all or for none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..base import OperationSet
 _TEXT: Final = 'text COLLATE "C" NOT NULL'
 _OPTIONAL: Final = 'text COLLATE "C"'
 
-# Heartbeats change `lease_until`, so no index has it: then a new version of a row needs no entry in any index.
+# Heartbeats change `lease_until`, so no index contains it: then a new version of a row needs no entry in any index.
 _RUNS: Final = f"""CREATE TABLE arc_runs (
     run_id {_TEXT}, agent {_TEXT}, input {_TEXT}, digest {_TEXT}, metadata {_TEXT}, priority int NOT NULL,
     created_at float8 NOT NULL, due_at float8 NOT NULL, expires_at float8, deadline float8, run_key {_OPTIONAL},
@@ -75,7 +75,7 @@ CREATE INDEX documents_end ON arc_documents (expires) WHERE expires IS NOT NULL;
 CREATE INDEX documents_words ON arc_documents USING gin (lexemes);
 CREATE INDEX documents_long ON arc_documents (space, kind) WHERE lexemes IS NULL"""
 _FENCES: Final = f"CREATE TABLE arc_fences (key {_TEXT} PRIMARY KEY, token {_TEXT})"
-# What a process has seen of the server, for the other processes: see `safety_checks`.
+# What a process saw of the server, for the other processes: see `safety_checks`.
 _SEEN: Final = f"CREATE TABLE arc_seen (name {_TEXT} PRIMARY KEY, value {_TEXT}, t float8 NOT NULL)"
 
 # The views for operators: their names and columns stay in all releases, and new columns are added at the end.
@@ -117,6 +117,5 @@ CREATE INDEX runs_limited ON arc_runs (rate, agent, priority DESC, n)
     WHERE reason = 'rate_limit' AND status = 'pending' AND due_at > 0;
 CREATE TABLE arc_shared (name {_TEXT} PRIMARY KEY, state {_TEXT})"""
 
-TABLES: Final = OperationSet(
-    "tables", {}, migrations=(";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS)), _SHARED)
-)
+_FIRST: Final = ";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS))
+TABLES: Final = OperationSet("tables", {}, migrations=(_FIRST, _SHARED))

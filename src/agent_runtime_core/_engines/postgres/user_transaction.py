@@ -3,7 +3,7 @@
 The function comes first, and only then is the run locked: its claim is checked, and its record is stored. So a slow
 function delays neither heartbeats nor other runs. If the claim is superseded before that, nothing is committed.
 
-Later commits of the same run wait for its function. Otherwise its record would be stored after one with a greater
+Later commits of the same run wait for its function. Otherwise its record would be stored after a record with a greater
 number.
 """
 
@@ -29,8 +29,8 @@ _IN_TRANSACTION: Final = 2  # `psycopg.pq.TransactionStatus.INTRANS`
 _BEGIN: Final = f"SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = '{STATEMENT_SECONDS:g}s'"
 # A deferred constraint that is broken is the function's error, not the error of its commit.
 _END: Final = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = 0"
-# Each use of a table, in a view or a trigger too, locks it until the end of the transaction. The library has locked
-# `fences`, and has looked into `journal`.
+# Each use of a table, in a view or a trigger too, locks it until the end of the transaction. The library locked
+# `fences`, and looked into `journal`.
 _USED: Final = (
     "SELECT c.relname FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = pg_backend_pid()"
     " AND l.locktype = 'relation' AND c.relnamespace = to_regnamespace(?) AND c.relkind IN ('r', 'v', 'S')"
@@ -243,7 +243,7 @@ def apply(engine: Any, tx: Any, request: CommitRequest) -> bool:
 
 
 class _Ended(CommitRequest):
-    """In the queue of the writer: a function has ended, and later commits of its run follow."""
+    """In the queue of the writer: a function ended, and later commits of its run follow."""
 
     __slots__ = ("key",)
 
@@ -256,7 +256,7 @@ class FunctionThreads:
     """Commits with a function of a user, next to the writer.
 
     Args:
-        has_function: Whether a request has such a function.
+        has_function: Whether a request contains such a function.
         commit_each: Commits requests in the thread that calls it, on a separate connection.
         put: Puts a request into the queue of the writer.
     """
@@ -276,7 +276,7 @@ class FunctionThreads:
 
     @property
     def is_open(self) -> bool:
-        """Whether a function runs, or waits for one that does."""
+        """Whether a function runs, or waits for a running function."""
         return bool(self._held)
 
     def set_aside(self, batch: Sequence[CommitRequest]) -> list[CommitRequest]:
@@ -303,7 +303,7 @@ class FunctionThreads:
             now.append(request)
 
     def add(self, request: CommitRequest) -> None:
-        """Have the threads commit a request, and let later ones of its run wait for it."""
+        """Have the threads commit a request, and let later requests of its run wait for it."""
         self._held[request if request.guard is None else request.guard.key] = []
         self._next.append(request)
 

@@ -1,7 +1,7 @@
 """One connection to a Redis server, over the connection class of redis-py.
 
-A request is never sent twice here. One without an answer may have been applied, and only its caller knows whether it
-can be repeated. Each error between a request and its answer drops the connection, so that no answer is read as that of
+A request is never sent twice here. A request without an answer may have been applied, and only its caller knows whether
+it can be repeated. Each error between a request and its answer drops the connection, so that no answer is read for
 another request.
 """
 
@@ -68,7 +68,7 @@ class NoReply(Exception):
 
 
 class ServerRefused(Exception):
-    """The server refused the request: it does not have the script, or another node has the key."""
+    """The server refused the request: it lacks the script, or another node holds the key."""
 
 
 def connection(place: RedisAddress, **options: Any) -> Any:
@@ -88,7 +88,7 @@ def connection(place: RedisAddress, **options: Any) -> Any:
 class LoopSocket:
     """A connection as one event loop uses it: it never waits.
 
-    It has a separate descriptor, because a thread may close the descriptor of the connection at any moment.
+    It uses a separate descriptor, because a thread may close the descriptor of the connection at any moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, conn: Any, readable: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class LoopSocket:
         """Return the answer of the script, or None if something else arrived, or only a part. Then it is not read.
 
         Raises:
-            BlockingIOError: Nothing has arrived.
+            BlockingIOError: Nothing arrived.
         """
         try:
             data = self._socket.recv(PIECE, socket.MSG_PEEK)
@@ -169,7 +169,7 @@ class Connection:
     def evaluate(self, last: bytes, unsent: bytes | None = None) -> list[bytes]:
         """Run the script with `last` as its last argument.
 
-        With `unsent`, an event loop has sent the request except for these bytes.
+        With `unsent`, an event loop already sent the request except for these bytes.
 
         Raises:
             NotSent: The script did not run.
@@ -238,7 +238,7 @@ class Connection:
     def on_loop(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> LoopSocket | None:
         """Return the present connection as this loop can use it; `readable` is called when something arrives.
 
-        None over TLS, on a loop that cannot watch sockets, and if the connection has ended.
+        None over TLS, on a loop that cannot watch sockets, and if the connection ended.
         """
         with contextlib.suppress(*driver().broken, AttributeError, NotImplementedError):
             if not (self.place.tls or self.conn.can_read(0)):
@@ -246,7 +246,7 @@ class Connection:
         return None
 
     def used(self) -> None:
-        """Note that the server has just answered."""
+        """Note that the server answered just now."""
         self._used = time.monotonic()
 
     # -- other commands
@@ -270,7 +270,7 @@ class Connection:
         except driver().error_reply as error:
             if (reply := full_error_text(error)).startswith(_ANSWERS_LATER):
                 if reply.startswith("READONLY"):
-                    self.drop()  # the master is another one now
+                    self.drop()  # the master is another server now
                 raise NotSent(f"{self.place}: {reply:.300}") from error
             raise
         except driver().loading as error:

@@ -204,7 +204,7 @@ class RedisEngine(SharedEngine):
         self._servers[where], self._connection_ids[where] = server, number
 
     def _first_today(self, line: Connection, setting: str) -> bool:
-        """Return whether no process has logged a warning about this setting of the server in the last 24 hours."""
+        """Return whether no process logged a warning about this setting of the server in the last 24 hours."""
         try:
             return line.ask("SET", f"{self._prefix}:warned:{setting}", "1", "NX", "EX", DAY) is not None
         except driver().error_reply:  # a full or read-only server, or no right to write: each process logs it
@@ -238,7 +238,7 @@ class RedisEngine(SharedEngine):
             )
 
     def _kill_last(self, line: Connection, where: tuple[str, int]) -> Any:
-        """Make the server drop our last connection, and return the client id of this one.
+        """Make the server drop our last connection, and return the client id of this connection.
 
         Requests of the last connection that are still on the network would be applied after their own repeats, and
         after later writes.

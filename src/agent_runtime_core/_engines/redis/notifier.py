@@ -126,7 +126,7 @@ class Subscription:
         self._closed = False
 
     async def follow(self) -> None:
-        """Return when the server has the subscription. Raises any error of the driver."""
+        """Return when the server confirms the subscription. Raises any error of the driver."""
         await in_thread(self._connect)
         loop = asyncio.get_running_loop()
         try:
@@ -175,7 +175,7 @@ class Subscription:
             self._lost()
 
     def close(self) -> None:
-        """Stop following, also while a thread connects."""
+        """Stop following, even while a thread connects."""
         self._closed = True
         with contextlib.suppress(AttributeError, OSError):  # not connected yet, or not any more
             self._conn._sock.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads it

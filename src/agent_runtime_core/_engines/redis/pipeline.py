@@ -45,7 +45,7 @@ class ScriptCall(CommitRequest):
 
     @property
     def posted(self) -> bool:
-        """Whether no caller waits for it. Such a commit may be applied twice, and must precede later ones."""
+        """Whether no caller waits for it. Such a commit may be applied twice, and must precede later commits."""
         return self.future is None and self.done is None
 
 
@@ -55,7 +55,7 @@ def joined(batch: Sequence[ScriptCall]) -> bytes:
 
 
 def _resolve_here(batch: Sequence[ScriptCall]) -> None:
-    """Wake the callers of a call that the running loop has sent."""
+    """Wake the callers of a call that the running loop sent."""
     resolve([call for call in batch if call.future is not None])
 
 
@@ -75,13 +75,13 @@ class CommitPipeline:
         self._connection = line
         self._read_answer = read_answer
         self._timeout = timeout
-        self._inbox: SimpleQueue[ScriptCall | None] = SimpleQueue()  # None: the thread ends
+        self._inbox: SimpleQueue[ScriptCall | None] = SimpleQueue()  # None ends the thread
         self._lock = threading.Lock()  # of all below; who holds it waits for nothing
         self._thread: threading.Thread | None = None
         self._closed = False
         self._forks = Process.forks
         self._answered_at = -math.inf  # when the server last answered a batch
-        self._queued = 0  # entries of the inbox that the thread has not finished: it uses the connection
+        self._queued = 0  # entries of the inbox that the thread did not finish: it uses the connection
         self._socket: LoopSocket | None = None  # of the loop that may use the connection while the thread does not
         self._in_flight: Sequence[ScriptCall] | None = None  # sent by that loop and not answered
         self._unsent = b""  # what the socket did not take of them
@@ -141,9 +141,9 @@ class CommitPipeline:
         """Whether the running loop may use the connection itself.
 
         The thread must have nothing to send, or it would be overtaken. The connection must be up, and looked sound when
-        it was last used, because the loop cannot wait for a new one. It must be without TLS, which may have to read
-        before it can write. No other open loop may use it: answers wake the loop that has the socket. And the last call
-        of the loop must not be late.
+        it was last used, because the loop cannot wait for a new connection. It must be without TLS, which may have to
+        read before it can write. No other open loop may use it: answers wake the loop that holds the socket. And the
+        last call of the loop must not be late.
         """
         if self._queued or self._closed:
             return False
@@ -171,7 +171,7 @@ class CommitPipeline:
             if size > ON_LOOP or len(batch) == BATCH:
                 break
             batch.append(call)
-        if not batch:  # the first one is large
+        if not batch:  # the first request is large
             self._put(())
             return
         del self._next[: len(batch)]
@@ -208,9 +208,9 @@ class CommitPipeline:
             return None
         try:
             answers = self._socket.answer()
-        except BlockingIOError:  # the thread has read it
+        except BlockingIOError:  # the thread read it
             return None
-        if self._in_flight is None:  # the server has ended the connection, or sends what nobody asked for
+        if self._in_flight is None:  # the server ended the connection, or sends what nobody asked for
             self._connection.drop()
             self._leave()
             return None
@@ -254,7 +254,7 @@ class CommitPipeline:
                     self._failed([call], StorageClosed(f"{self._connection.place} was closed. Open it again"))
 
     def _next_is_last(self) -> bool:
-        """Apply the next batch. True: it was the last one."""
+        """Apply the next batch. True if it was the last batch."""
         batch: list[ScriptCall] = []
         size = 0
         call = self._inbox.get()
@@ -306,11 +306,11 @@ class CommitPipeline:
                 reconnect_delay()
 
     def _until(self, call: ScriptCall) -> float:
-        # A call that waited for its turn has its time from the answer to the last batch.
+        # A call that waited for its turn gets its time from the answer to the last batch.
         return max(call.born, self._answered_at) + self._timeout() * (POSTED if call.posted else 1)
 
     def _given_up(self, batch: Sequence[ScriptCall], error: Exception) -> list[ScriptCall]:
-        """Fail the commits with waiting callers and return the posted ones, which are sent again.
+        """Fail the commits with waiting callers and return the posted commits, which are sent again.
 
         A caller's commit that were sent again here could be applied twice without the caller's knowledge.
         """

@@ -1,8 +1,8 @@
 """Check, at the first connect, that the settings of a Redis server do not lose runs.
 
-The settings come from INFO and CONFIG GET. A setting that loses or mixes up runs silently is refused. One that loses
-runs only after another failure is a warning. A setting that the server does not report counts as the worst of these
-that it could be.
+The settings come from INFO and CONFIG GET. A setting that loses or mixes up runs silently is refused. A setting that
+loses runs only after another failure is a warning. A setting that the server does not report counts as the worst of
+these that it could be.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _logged: set[tuple[str, str, str]] = set()
 
 
 def check(info: Mapping[str, object], config: Mapping[str, object] | None, place: RedisAddress) -> list[SafetyFinding]:
-    """Return all `findings`, and log each once until the server restarts, except those of `DAILY`.
+    """Return all `findings`, and log each once until the server restarts, except findings of `DAILY`.
 
     Raises:
-        UnsafeRedis: One of them is refused. With `allow_unsafe` in `place` it is only logged.
+        UnsafeRedis: A setting is refused. With `allow_unsafe` in `place` it is only logged.
     """
     found = findings(info, config, place)
     refused = [each for each in found if each.severity == "refuse"]
@@ -60,7 +60,7 @@ def check(info: Mapping[str, object], config: Mapping[str, object] | None, place
 def log_daily(
     found: Iterable[SafetyFinding], info: Mapping[str, object], place: RedisAddress, first_today: Callable[[str], bool]
 ) -> None:
-    """Log the findings of `DAILY`. `first_today(setting)` is False if a process has done so in the last 24 hours."""
+    """Log the findings of `DAILY`. `first_today(setting)` is False if a process did so in the last 24 hours."""
     for each in found:
         if each.setting in DAILY:
             _log_once(each, info, place, first_today)
@@ -82,7 +82,7 @@ def _log_once(
 def findings(
     info: Mapping[str, object], config: Mapping[str, object] | None, place: RedisAddress
 ) -> list[SafetyFinding]:
-    """Return the unsafe settings of a server, refused ones first.
+    """Return the unsafe settings of a server, refused settings first.
 
     Args:
         info: The parsed reply of INFO.
@@ -132,7 +132,7 @@ def _from_info(info: Mapping[str, object]) -> dict[str, object]:
     if "aof_enabled" in info:
         reported["appendonly"] = "no" if _text(info["aof_enabled"]) == "0" else "yes"
     if "role" in info:
-        # INFO has that field only if writes require replicas.
+        # INFO contains that field only if writes require replicas.
         reported["min-replicas-to-write"] = "1 or more" if "min_slaves_good_slaves" in info else "0"
     return reported
 

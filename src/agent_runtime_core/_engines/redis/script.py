@@ -27,7 +27,7 @@ PLAIN = Codec()
 class RedisOperationSet(OperationSet):
     """An operation set in Lua: `script` adds functions to the tables `ops` and `applied`; see engine.lua.
 
-    The functions in `seldom` are only defined in calls that need one of them.
+    The functions in `seldom` are only defined in calls that need such a function.
     """
 
     script: str = ""
@@ -50,7 +50,7 @@ class Script(NamedTuple):
 
 
 def prepared(text: str, *first: str) -> Script:
-    """Return the script with these arguments before its last one; the first of them is a key."""
+    """Return the script with these arguments before its last argument; the first of them is a key."""
     words = ("EVALSHA", hashlib.sha1(text.encode()).hexdigest(), "1", *first)
     return Script(text, b"*%d\r\n" % (len(words) + 1) + b"".join(bulk(word.encode()) for word in words))
 
@@ -93,5 +93,5 @@ def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> lis
 
 
 def as_list(answer: Any) -> list[Any]:
-    """Return a list from the script. Lua has one type of table, so an empty list arrives as an empty object."""
+    """Return a list from the script. Lua knows one type of table, so an empty list arrives as an empty object."""
     return answer or []

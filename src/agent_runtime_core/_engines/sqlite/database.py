@@ -32,7 +32,7 @@ _LOOK = 0.1  # seconds between checks that the file is still at its path
 
 
 def checked(path: str | os.PathLike[str]) -> str:
-    """Return the real path of a database file, or raise InvalidArgument if there cannot be one."""
+    """Return the real path of a database file, or raise InvalidArgument if no such path can exist."""
     text = path_text(path)
     if text is None or text == ":memory:":
         raise must("path", "be the path of a database file", _quoted(path), "For a store in memory use memory://")
@@ -68,8 +68,8 @@ def look(path: str) -> None:
 def check_unused(path: str, live: str | os.PathLike[str]) -> None:
     """Raise StorageBusy for a file that was moved here while a process had it open under its old name.
 
-    SQLite's own locks are on the file, whatever its name is. A program that has it open under this name has made a
-    `-shm`, and another process of ours the live directory.
+    SQLite's own locks are on the file, whatever its name is. A program that uses it under this name made a `-shm`, and
+    another process of ours the live directory.
     """
     until = time.monotonic() + _MOVED
     while (busy := _lock_error(path)) is not None and not os.path.exists(f"{path}-shm") and not os.path.exists(live):
@@ -83,7 +83,7 @@ def check_unused(path: str, live: str | os.PathLike[str]) -> None:
 
 
 def _lock_error(path: str) -> sqlite3.OperationalError | None:
-    """Return SQLite's error if another connection has a lock on the file; release all locks taken here."""
+    """Return SQLite's error if another connection holds a lock on the file; release all locks taken here."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as conn:
         try:
             conn.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -101,7 +101,7 @@ def check_version(path: str, name: str, versions: Mapping[str, object], newest: 
         path: The database file, for messages.
         name: The name of the operation set.
         versions: The rows of the table of versions.
-        newest: The version that this library has.
+        newest: The version of this library.
 
     Raises:
         StorageTooNew: The version is greater.
@@ -218,7 +218,7 @@ class DatabaseFile:
 
     def disconnect(self, conn: sqlite3.Connection) -> None:
         # Closing the last connection checkpoints, which must not coincide with another process's commit. If that
-        # commit does not end, its process is connected, so this connection is not the last one.
+        # commit does not end, its process is connected, so this connection is not the last.
         with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
             with contextlib.suppress(OSError, StorageError):
                 stack.enter_context(self._lock.exclude_others(self._timeout / 2))
@@ -239,7 +239,7 @@ class DatabaseFile:
             raise translate(error, self.path) from error
 
     def _migrate(self, name: str, migrations: Sequence[str]) -> None:
-        # On its own connection: another thread may be using the writing one.
+        # On its own connection: another thread may be using the writing connection.
         conn = self.connect()
         try:
             # No flush: the next commit flushes the log up to itself.
@@ -272,14 +272,14 @@ _MOST: Final = 64  # bytes that `name_of` may have
 def name_of(database: str, directory: str | Path) -> bytes:
     """Return what the lock file in the live directory says of this name: which database, and which directory.
 
-    A hard link to the database has another directory. So has a directory whose files were all linked (`cp -al`),
+    A hard link to the database is in another directory. So is a directory whose files were all linked (`cp -al`),
     although its lock file is the same.
     """
     return b"%d %d\n" % (os.stat(database).st_ino, os.stat(directory).st_ino)
 
 
 def check_one_name(database: str) -> None:
-    """Raise StorageError if `database` is a second name of a file, or may be one."""
+    """Raise StorageError if `database` is a second name of a file, or may be a second name."""
     try:
         links = os.stat(database).st_nlink
     except FileNotFoundError:
@@ -292,7 +292,7 @@ def check_one_name(database: str) -> None:
         )
     if _is_mounted(database):
         raise StorageError(
-            f"{database} must not be a mount point of its own: its -wal and .live would stay outside of the mount. "
+            f"{database} must not be a separate mount point: its -wal and .live would stay outside of the mount. "
             "Mount the directory, not the file"
         )
 

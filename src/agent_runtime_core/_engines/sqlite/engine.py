@@ -43,8 +43,8 @@ LARGE = 64 << 20  # bytes of a file; to compact a larger one may take so long th
 
 FENCES = (
     "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID",
-    # Since the row of a run is its fence, this table may have outdated tokens. Renamed, because an older library that
-    # still has the file open must fail instead of using them.
+    # Since the row of a run is its fence, this table may contain outdated tokens. Renamed, because an older library
+    # that still uses the file must fail instead of using them.
     "ALTER TABLE arc_fence RENAME TO arc_carried",
 )
 
@@ -72,7 +72,7 @@ class SQLiteEngine(SharedEngine):
     # Files that were open when this process was forked. SQLite records its locks once for all connections to a file.
     # With the parent's locks recorded it would acquire none here. The parent's last connection would delete the log.
     _carried: ClassVar[set[FileId]] = set()
-    #: Engines with connections, also while they are opened or closed, when they are not in the table.
+    #: Engines with connections, including engines that are being opened or closed, when they are not in the table.
     connected: ClassVar[WeakSet[HasConnections]] = WeakSet()
 
     @classmethod
@@ -102,7 +102,7 @@ class SQLiteEngine(SharedEngine):
                 engine._require_durability(durability)
 
     def _require_durability(self, durability: str) -> None:
-        """Reject a second durability: the file has one writer in a process, and one of the users would lose its own."""
+        """Reject a second durability: the only writer of the file in this process can use just one durability."""
         if self.durability != durability:
             raise must(
                 f"durability of {self.path}",
@@ -220,7 +220,7 @@ class SQLiteEngine(SharedEngine):
     # -- other processes on this file
 
     def dead_holders(self, holders: Sequence[str]) -> tuple[str, ...]:
-        """Return those of `holders` whose process is dead, so that their leases expire at once."""
+        """Return the `holders` whose process is dead, so that their leases expire immediately."""
         return self._liveness.dead(holders)
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:

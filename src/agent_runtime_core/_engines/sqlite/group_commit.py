@@ -20,13 +20,13 @@ _RETRY = 0.002  # seconds between two tries while a program outside this library
 
 
 class GroupRolledBack(Exception):
-    """The statement of a user's function made SQLite roll back the whole transaction; its request has the error."""
+    """The statement of a user's function made SQLite roll back the transaction. Its request contains the error."""
 
 
 class GroupCommitter:
     """Commits groups of requests; each request is applied whole or not at all.
 
-    The caller has the exclusive use of the connection, and holds the commit lock.
+    The caller alone uses the connection, and holds the commit lock.
     """
 
     def __init__(self, owner: ConnectionOwner, conn: sqlite3.Connection, *, path: str, flushes: bool) -> None:
@@ -48,7 +48,7 @@ class GroupCommitter:
         self.not_repeatable |= operation_set.not_repeatable
 
     def begin(self) -> bool:
-        """Begin a transaction; False if a program outside this library is in one."""
+        """Begin a transaction; False if a program outside this library already began a transaction."""
         try:
             self.transaction.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -67,10 +67,10 @@ class GroupCommitter:
             time.sleep(_RETRY)
 
     def commit(self, batch: list[CommitRequest], *, once: bool = False) -> None:
-        """Commit a group in the transaction that has begun, and set the result or the error of each request.
+        """Commit a group in the open transaction, and set the result or the error of each request.
 
-        If a request fails half-way, the others are applied as if each were alone. With `once`, each request has a
-        savepoint from the start, so that no user function runs again because another request failed.
+        If a request fails half-way, the others are applied as if each were alone. With `once`, each request begins with
+        a savepoint from the start, so that no user function runs again because another request failed.
         """
         tx = self.transaction
         try:
@@ -104,7 +104,7 @@ class GroupCommitter:
         return False
 
     def fail(self, batch: list[CommitRequest], error: BaseException) -> None:
-        """Roll back, and set `error` on each request that has none, as a StorageError."""
+        """Roll back, and set `error` on each request without an error, as a StorageError."""
         self._roll_back()
         if isinstance(error, DRIVER_ERRORS):
             error = translate(error, self.path)

@@ -28,7 +28,7 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_directory(directory: Path, database: str) -> bool:
-    """Create the directory for its owner alone, or check the one that exists.
+    """Create the directory for its owner alone, or check the existing directory.
 
     Returns:
         Whether it was created.
@@ -115,8 +115,8 @@ def make_fifo(path: Path) -> int:
     """Create a FIFO and open it for reading and writing, so that it never reads as closed.
 
     Raises:
-        StorageError: Something else has its name.
-        OSError: The system, or this file system, has no FIFOs, or refused it.
+        StorageError: Something else uses its name.
+        OSError: The system, or this file system, does not support FIFOs, or refused it.
     """
     with contextlib.suppress(FileExistsError):  # an earlier try created it and could not open it
         os.mkfifo(path, 0o600)
@@ -159,7 +159,7 @@ class ReaderFiles:
         self._open: dict[tuple[str, str], int] = {}
 
     def report(self, run_id: str, reader: str, sequence: int) -> None:
-        """Note that a reader of this process has read up to this sequence."""
+        """Note that a reader of this process read up to this sequence."""
         fd = self._open.get((run_id, reader))
         if fd is None:
             make_directory(self._of(run_id), self._path)

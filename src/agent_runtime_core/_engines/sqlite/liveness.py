@@ -71,7 +71,7 @@ class CommitLock:
 
     @contextlib.contextmanager
     def exclude_others(self, seconds: float) -> Iterator[bool]:
-        """Exclude all commits in the block, also those of this process.
+        """Exclude all commits in the block, including commits of this process.
 
         Yields:
             False if the lock was not released within `seconds`, for example by a process that was stopped in a commit.
@@ -84,7 +84,7 @@ class CommitLock:
         self._exclusive_fds.add(fd)
         until = time.monotonic() + seconds
         try:
-            # By polling: flock() has no time limit.
+            # By polling: flock() takes no time limit.
             while not (acquired := _locked(fd)) and time.monotonic() < until:
                 time.sleep(_RETRY)
             yield acquired
@@ -103,7 +103,7 @@ class CommitLock:
 
 
 def _locked(fd: int) -> bool:
-    """Lock the file; False if another process has locked it."""
+    """Lock the file; False if another process already locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,7 +146,7 @@ class ProcessLiveness:
         return self.directory / f"{holder}.lock"
 
     def dead(self, holders: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `holders` whose process is dead, and delete their files."""
+        """Return the `holders` whose process is dead, and delete their files."""
         return tuple(h for h in holders if h and h != self.holder and self._is_dead(h))
 
     def _is_dead(self, holder: str) -> bool:
@@ -237,11 +237,11 @@ class ProcessLiveness:
             except StorageError:
                 continue
             except OSError as error:
-                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process has opened it for reading
+                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process opened it for reading
                     self._clear(holder)
 
     def close(self, *, forked: bool = False) -> None:
-        """Close the descriptors and delete this process's files; a forked child keeps those of its parent."""
+        """Close the descriptors and delete this process's files; a forked child keeps the files of its parent."""
         peers, fifo, lock = self._peers, self.fifo, self._lock_fd
         self._peers, self.fifo, self._lock_fd = {}, None, -1
         for fd in [*peers.values(), *([fifo] if fifo is not None else [])]:
@@ -278,7 +278,7 @@ class FifoNotifier(Notifier):
         # Opened by the first poll, which wakes all listeners: many processes end before that.
         conn: sqlite3.Connection | None = None
         version: int | None = None
-        # A process that scanned for FIFOs just before this one was created does not write to it yet.
+        # A process that scanned for FIFOs just before this FIFO was created does not write to it yet.
         unseen_until = self._clock.boot() + 2 * RESCAN
         retry_at = self._clock.boot() + _RETRY_FIFO
         while not self._closed:
@@ -308,7 +308,7 @@ class FifoNotifier(Notifier):
 
 
 class PollingNotifier(Notifier):
-    """Wakes all listeners when `signature()` has changed, for a process that may not create a FIFO."""
+    """Wakes all listeners when `signature()` changes, for a process that may not create a FIFO."""
 
     def __init__(self, signature: Callable[[], object]) -> None:
         super().__init__()

@@ -2,14 +2,14 @@
 
 The file is read in one of three ways, which `ReadOnlySQLite.source` chooses before each read:
 
-closed   It has no log. SQLite opens it as immutable, without locks. A read during which the file has changed is
+closed   There is no log. SQLite opens it as immutable, without locks. A read during which the file changed is
          repeated.
-open     It has a log and an index of the log (`-shm`), as while a process has it open, and after a crash. SQLite
+open     There are a log and an index of the log (`-shm`), as while a process uses it, and after a crash. SQLite
          follows the log through that index, and does not write to it. Writers wait for no reader.
 copied   SQLite could not read it without writing: the index of the log is missing, a rollback journal is there, or
          its schema is older. It is copied to a temporary directory, and migrated there. Later commits are not seen.
 
-A set of tables that the file has not got yet (no conversation was stored) is read from an empty file.
+A set of tables that the file does not contain yet (no conversation was stored) is read from an empty file.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _PASSING: Final = (
 
 
 class Source(NamedTuple):
-    """What a connection reads. It is opened again when one of the fields has changed."""
+    """What a connection reads. It is opened again when a field changes."""
 
     path: str
     how: str  # CLOSED or OPEN
     state: tuple[int, ...]
-    empty: str | None  # a file with the tables that `path` has not got
+    empty: str | None  # a file with the tables that `path` lacks
     changes: int  # of `empty` and of the copy
 
 
@@ -216,7 +216,7 @@ class ReadOnlySQLite(SharedEngine):
         return self._notifier.listen(topic, wake)
 
     def _signature(self) -> tuple[Any, ...]:
-        """Return what changes when another process has committed."""
+        """Return what changes when another process commits."""
         return state_of(self.path), state_of(f"{self.path}-wal")
 
     def _flush(self, loop: object) -> None:
@@ -229,7 +229,7 @@ class ReadOnlySQLite(SharedEngine):
         self._remove()
 
     def forked(self) -> None:
-        """Called in a forked child. SQLite has this process's locks recorded there, if the file was open."""
+        """Called in a forked child. SQLite recorded this process's locks there, if the file was open."""
         if any(session.source is not None and session.source.how == OPEN for session in tuple(self._sessions)):
             SQLiteEngine.carry(self.path)
 
@@ -293,7 +293,7 @@ def _connect(source: Source) -> sqlite3.Connection:
         for pragma in ("query_only=ON", "trusted_schema=OFF", "temp_store=MEMORY"):
             conn.execute(f"PRAGMA {pragma}")
         if source.empty is not None:
-            # SQLite takes a table from the first file that has it, so from `path` as soon as it is there.
+            # SQLite takes a table from the first file that contains it, so from `path` as soon as it is there.
             conn.execute("ATTACH ? AS arc_empty", (_uri(source.empty, CLOSED),))
     except BaseException:
         conn.close()
@@ -306,7 +306,7 @@ def _uri(path: str, how: str) -> str:
 
 
 def _has(path: str) -> bool:
-    """Whether the file exists and has content."""
+    """Whether the file exists and is not empty."""
     state = state_of(path)
     return state is not None and state[2] > 0
 
@@ -341,7 +341,7 @@ def _problems(conn: sqlite3.Connection) -> list[str]:
 
 @contextlib.contextmanager
 def _full_at(target: str) -> Iterator[None]:
-    """Name the copy in the error of a full disk: the file that it is made of may be on another one."""
+    """Name the copy in the error of a full disk: the file that it is made of may be on another disk."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -351,8 +351,8 @@ def _full_at(target: str) -> Iterator[None]:
 
 
 COPY_ATTEMPTS: Final = 20
-TICK: Final = 0.02  # seconds after which a write has another modification time, on every file system
-_HEADER: Final = 32  # bytes of the header of a log. SQLite writes another one when it starts the log again
+TICK: Final = 0.02  # seconds after which the modification time of a write differs, on every file system
+_HEADER: Final = 32  # bytes of the header of a log. SQLite writes another header when it starts the log again
 COPIED: Final = ("-wal", "-journal")
 
 

@@ -26,11 +26,11 @@ class ReadSession(Protocol):
         """Return `fn(view, *args)`. The first read opens a connection."""
 
     def close(self) -> None:
-        """Close the connection. The next read opens another one."""
+        """Close the connection. The next read opens another connection."""
 
 
 class Readers:
-    """At most `READERS` threads. A second one is started if the first is busy.
+    """At most `READERS` threads. A second thread is started if the first is busy.
 
     Args:
         path: Names the file in errors.
@@ -67,13 +67,13 @@ class Readers:
     ) -> None:
         """Have a thread read, and set the outcome in `future`, which belongs to `loop`."""
         with self._lock:
-            self._ensure_open()  # if another thread has closed the engine, no reader would take the request
+            self._ensure_open()  # if another thread closed the engine, no reader would take the request
             if not self.threads:
                 self.threads.append(started(self._run, "agent-runtime-reader"))
             self._requests.put((fn, args, loop, future))
             # Another reader is only started if the others are busy.
             if len(self.threads) < READERS and self._requests.qsize() > 1:
-                with contextlib.suppress(StorageError):  # no thread can be started: the others serve this one later
+                with contextlib.suppress(StorageError):  # no thread can be started: the others serve this request later
                     self.threads.append(started(self._run, "agent-runtime-reader"))
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ class Readers:
             return self._requests.get()
 
     def _read_next(self, session: ReadSession) -> bool:
-        """Execute the next read; False after the last one."""
+        """Execute the next read; False after the last read."""
         item = self._next(session)
         if item is None:
             return False
@@ -133,7 +133,7 @@ def view(conn: sqlite3.Connection, fn: Callable[..., Any], args: tuple[Any, ...]
 
 
 def answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Set the outcome of a request, unless its caller has been cancelled."""
+    """Set the outcome of a request, unless its caller was cancelled."""
     if future.done():
         return
     if error is not None:

@@ -22,7 +22,7 @@ _FULL_CODES = {
 }
 #: In a damaged file, the text of the driver's own messages may be undecodable.
 DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-#: Messages about damage for which the driver has no code.
+#: Messages about damage for which the driver defines no code.
 _DAMAGED = ("Could not decode to UTF-8", "unsupported file format")
 
 
@@ -62,7 +62,7 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
 
 
 def _has_no_inode(path: str) -> bool:
-    """Whether the file system has a fixed number of inodes and all are in use, which SQLite does not report."""
+    """Whether the number of inodes of the file system is fixed and all are in use, which SQLite does not report."""
     if not hasattr(os, "statvfs"):  # pragma: no cover - Windows
         return False
     try:
@@ -89,7 +89,7 @@ class RowCache:
         self._version = -1
 
     def check(self, conn: sqlite3.Connection) -> None:
-        """Clear the cache if another connection has committed. Called at the start of each transaction."""
+        """Clear the cache if another connection committed. Called at the start of each transaction."""
         version = conn.execute("PRAGMA data_version").fetchone()[0]
         entries = len(self.fences) + len(self.counters) + len(self.journals) + len(self.rows)
         if version != self._version or entries > MOST_KNOWN:
@@ -135,7 +135,7 @@ class SQLiteTx:
         self.counters: dict[str, int] = engine.known.counters
         #: The key of the first record of a run.
         self.journals: dict[str, int] = engine.known.journals
-        #: Rows that the queue has written; cleared at the same time. Journals use their `arrival`.
+        #: Rows that the queue wrote; cleared at the same time. Journals use their `arrival`.
         self.rows: dict[str, Any] = engine.known.rows
         # Not `execute` of one cursor, which is faster: after an error on Python 3.11 the cursor keeps its statement,
         # and with it the transaction of a connection that was closed.
@@ -174,8 +174,8 @@ class SQLiteTx:
         return own_fence(self.conn, key)
 
     def held(self, key: str, token: str | None) -> None:
-        """Cache a fence that an operation set has written to its own row."""
-        if token is None:  # mostly of a claim that has ended: its fence is not needed again
+        """Cache a fence that an operation set wrote to its own row."""
+        if token is None:  # mostly of a claim that ended: its fence is not needed again
             self._fences.pop(key, None)
         else:
             self._fences[key] = token

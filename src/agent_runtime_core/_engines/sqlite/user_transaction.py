@@ -48,7 +48,7 @@ class _Guard:
     """The authorizer of one function, and the reason for its last denial.
 
     SQLite does not call an authorizer for the new name of a table, the parent of a foreign key, or the body of a view
-    or trigger, so what was created is looked at when the function has returned.
+    or trigger, so what was created is looked at after the function.
     """
 
     def __init__(self, name: str, conn: sqlite3.Connection) -> None:
@@ -82,7 +82,7 @@ class _Guard:
                 return self._reserved(name, f" in {brief(inner)}" if inner else "")
         if action == sqlite3.SQLITE_PRAGMA and (one, two) != ("data_version", None):  # a table of FTS5 reads that one
             return f"{self._who} use PRAGMA {one}: the settings of the connection are those of the library"
-        # A temporary table, also one that is renamed to the name of one of ours, is found before it.
+        # A temporary table, even a table that is renamed to one of our names, is found before it.
         if (action, database) == (sqlite3.SQLITE_INSERT, "temp"):
             return f"{self._who} {_TEMPORARY}"
         if one == _SEQUENCE and action in _WRITES and not self._alters:  # SQLite itself writes it for those

@@ -1,7 +1,7 @@
 """The writing connection of a SQLite file, and which thread uses it next.
 
 Commits are grouped, and each group is one transaction. A writer thread commits the groups. To hand a commit to that
-thread and to get its outcome wakes a sleeping thread twice, which takes longer than the commit itself if nothing has
+thread and to get its outcome wakes a sleeping thread twice, which takes longer than the commit itself if nothing must
 to be flushed or the disk flushes fast. The few commits of one event-loop iteration are therefore committed on the loop,
 at the end of the iteration, while no other thread or process writes and the last flushes were short: see
 `Writer.commit_on_loop`. A task that alone commits does not wait for the end of the iteration: see
@@ -46,9 +46,9 @@ _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 class WriteAheadLog:
     """Maintains the log. Its caller owns the writing connection and the commit lock.
 
-    A flush that extends the file costs twice as much as one that does not. So the file is extended ahead of its use up
-    to its usual size, in small parts, because an event loop may do it. After a checkpoint SQLite writes from the start
-    of the file, which is never truncated. Bytes after the last frame have no valid checksum and are not read.
+    A flush that extends the file costs twice as much as a flush that does not. So the file is extended ahead of its use
+    up to its usual size, in small parts, because an event loop may do it. After a checkpoint SQLite writes from the
+    start of the file, which is never truncated. Bytes after the last frame have no valid checksum and are not read.
     """
 
     def __init__(self, path: str, conn: sqlite3.Connection, *, flushes: bool) -> None:
@@ -146,7 +146,7 @@ class WriteAheadLog:
 
 GROUP = 256  # commits in one transaction, at most
 ON_LOOP = 4  # commits of one iteration that its loop commits itself, at most
-OPS_ON_LOOP = 16  # operations in one of them
+OPS_ON_LOOP = 16  # operations in such a commit
 SHORT_FLUSH = 0.001  # average seconds of a flush up to which a loop waits for it
 _Job = Callable[[], None]  # needs the connection, and is no commit
 
@@ -174,7 +174,7 @@ class Writer:
         self._notify = notify
         self._thread: threading.Thread | None = None  # started with the first entry
         self._closed = False
-        self._queued = 0  # commits and jobs that the thread has not finished
+        self._queued = 0  # commits and jobs that the thread did not finish
         self._inbox_lock = threading.Lock()
         self._connection_lock = threading.RLock()  # its owner uses the connection
 
@@ -221,7 +221,7 @@ class Writer:
             self.inbox.put(entry)
 
     def post(self, request: CommitRequest) -> None:
-        """Commit a request without a waiting caller, after those of this loop iteration, if there are any."""
+        """Commit a request without a waiting caller, after the commits of this loop iteration, if there are any."""
         with contextlib.suppress(RuntimeError):
             batch = self.batches.get(asyncio.get_running_loop())
             if batch is not None and batch.requests:
@@ -305,11 +305,11 @@ class Writer:
     # -- for the thread
 
     def run(self) -> None:
-        while not self._commit_next_group():  # keeps no group alive while it waits for the next one
+        while not self._commit_next_group():  # keeps no group alive while it waits for the next group
             pass
 
     def _commit_next_group(self) -> bool:
-        """Commit the next group; True if it was the last one."""
+        """Commit the next group; True if it was the last group."""
         batch, jobs, is_last = self._next_group()
         self.write(batch, jobs)
         return is_last
@@ -374,7 +374,7 @@ class Writer:
             yield
 
     def commit_group(self, batch: list[CommitRequest], *, once: bool = False) -> bool:
-        """Commit a group in the transaction that has begun; True if the write-ahead log needs maintenance."""
+        """Commit a group in the open transaction; True if the write-ahead log needs maintenance."""
         self.committer.commit(batch, once=once)
         return self._log.grown()
 

@@ -1,7 +1,7 @@
 // The actions on one run, each with a confirmation that names the run, and the answers to its questions.
 import { html, useMemo, useState } from "./ui.js";
-import { agentName, runName, shortId, stateName } from "./format.js";
-import { Ago, Button, Confirm, Failed, Field, Form, Json, RunLink, State } from "./parts.js";
+import { runName, shortId, stateName } from "./format.js";
+import { Ago, Button, Confirm, Failed, Field, Form, Json, State } from "./parts.js";
 import { useCan, usePages } from "./queries.js";
 import { go, href } from "./router.js";
 import { parsed, runPath, source } from "./source.js";
@@ -76,7 +76,7 @@ function wordOf(value) {
 }
 
 /** Whether the question is "yes or no": an agent that names no schema takes true and false, and so may one of several schemas. */
-function isYesOrNo(schema) {
+export function isYesOrNo(schema) {
   return !schema || (schema.anyOf || []).some((each) => kindOf(each) === "boolean") || kindOf(schema) === "boolean" || Object.keys(schema).every((each) => each === "title" || each === "description");
 }
 
@@ -104,25 +104,30 @@ function ConfirmAnswer({ question, answer, onClose, onDone }) {
   <//>`;
 }
 
-function titleOf(name) {
+export function titleOf(name) {
   if (name.startsWith("in_doubt:")) return `Did the step “${name.slice("in_doubt:".length)}” take effect?`;
   return name.startsWith("tool:") ? `May the tool “${name.slice("tool:".length)}” be called?` : name;
 }
 
-/** An item of `approvals`, or of `questions` of a run. */
-export function Question({ question, withRun = false, onDone }) {
+/** An item of `questions` of a run: one line until it is opened, so that it leaves the room to what is below. */
+export function Question({ question, onDone }) {
+  return html`<details class="card ask">
+    <summary data-row><h2>${titleOf(question.name)}</h2> <${State} state="waiting">asked <${Ago} time=${question.asked_at} /><//></summary>
+    <div class="asked"><${Asked} question=${question} onDone=${onDone} /></div>
+  </details>`;
+}
+
+/** What a question asks, and the form that answers it. */
+export function Asked({ question, onDone }) {
   const can = useCan();
-  const { name, asked_at: askedAt, approved_before: before, details, problem } = question;
-  return html`<article class="card ask" data-row tabindex="-1">
-    <header><h2>${titleOf(name)}</h2><p class="page-note">${withRun && html`<${RunLink} run=${question} /><span class="break">${agentName(question)}</span>`}
-      <${State} state="waiting">asked <${Ago} time=${askedAt} /><//></p></header>
+  const { name, approved_before: before, details, problem } = question;
+  return html`
     ${name.startsWith("in_doubt:") && html`<p>Its process was interrupted, so its outcome is unknown. Check it, then answer “done” with its result,
       “retry” to run it again, or “failed” to let the run fail.</p>`}
     ${problem && html`<p role="alert">The last answer does not fit: <span class="break">${problem}</span></p>`}
     ${before && html`<p>The run <a href=${href(["runs", before])}>${shortId(before)}</a> got this approval before.</p>`}
     <${Json} value=${details} label="Details" />
-    ${can("approve") ? html`<${AnswerForm} question=${question} onDone=${onDone} />` : html`<p class="quiet">You may read this question here, but not answer it.</p>`}
-  </article>`;
+    ${can("approve") ? html`<${AnswerForm} question=${question} onDone=${onDone} />` : html`<p class="quiet">You may read this question here, but not answer it.</p>`}`;
 }
 
 // -- The actions on one run. Each asks for a confirmation that names the run.

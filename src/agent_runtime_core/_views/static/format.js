@@ -17,7 +17,7 @@ export function usd(value) {
 /** A duration of so many seconds: 320 ms, 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. A coarse one has the first unit only. */
 export function duration(seconds, coarse = false) {
   if (seconds === null || seconds === undefined) return NONE;
-  if (seconds < 0.0005) return "0 ms";
+  if (seconds < 0.001) return "< 1 ms";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds < 10 && !coarse ? seconds.toFixed(1) : Math.round(seconds)} s`;
   const [big, small, size, base] =

@@ -5,14 +5,17 @@ import { Dialog, Empty, Facts, Failed, Field, Form, Loading } from "./parts.js";
 import { About, Queue, useQuery } from "./queries.js";
 import { go, href, useRoute } from "./router.js";
 import { ApiError, source } from "./source.js";
+import { ApprovalsPage } from "./pages/approvals.js";
 import { ComparePage } from "./pages/compare.js";
+import { DashboardPage } from "./pages/dashboard.js";
 import { RunPage } from "./pages/run.js";
 import { DeadPage, RunsPage } from "./pages/runs.js";
 import { SchedulesPage } from "./pages/schedules.js";
-import { AboutPage, AgentsPage, ApprovalsPage, QueuePage, UsagePage } from "./pages/store.js";
+import { AboutPage, AgentsPage, QueuePage, UsagePage } from "./pages/store.js";
+import { WorkersPage } from "./pages/workers.js";
 
 // -- The keys that work on every page.
-const GO = { r: "runs", a: "approvals", q: "queue", s: "schedules", d: "dead", u: "usage", e: "agents" };
+const GO = { r: "runs", o: "dashboard", a: "approvals", q: "queue", w: "workers", s: "schedules", d: "dead", u: "usage", e: "agents" };
 const KEYS = [
   ["/", "Search"],
   ["j k", "Next and previous row"],
@@ -106,8 +109,10 @@ function SignIn({ ended, onDone }) {
 // -- The frame of the page: navigation, sign-in, keyboard, and the page that the URL names.
 const PAGES = [
   ["runs", "Runs", RunsPage],
+  ["dashboard", "Dashboard", DashboardPage],
   ["approvals", "Approvals", ApprovalsPage],
   ["queue", "Queue", QueuePage],
+  ["workers", "Workers", WorkersPage],
   ["schedules", "Schedules", SchedulesPage],
   ["dead", "Dead", DeadPage],
   ["usage", "Usage", UsagePage],

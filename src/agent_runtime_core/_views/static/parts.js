@@ -126,8 +126,8 @@ export function Dialog({ title, onClose, children }) {
   </dialog>`;
 }
 
-/** A form whose fields are `children`. `act(form)` returns a promise; a failure is shown in the form. */
-export function Form({ label, verb, danger = false, act, onDone, onClose, children }) {
+/** A form whose fields are `children`. `act(form)` returns a promise; a failure is shown in the form. With `keepOpen`, `act` closes it. */
+export function Form({ label, verb, danger = false, act, onDone, onClose, keepOpen = false, children }) {
   const [state, setState] = useState({ busy: false, error: null });
   const submit = async (event) => {
     event.preventDefault();
@@ -135,7 +135,7 @@ export function Form({ label, verb, danger = false, act, onDone, onClose, childr
     try {
       const answer = await act(event.target);
       setState({ busy: false, error: null });
-      if (onClose) onClose();
+      if (onClose && !keepOpen) onClose();
       if (onDone) onDone(answer);
     } catch (error) {
       setState({ busy: false, error });

@@ -71,13 +71,14 @@ export function useQuery(path, params, { every = 0 } = {}) {
  * Read a list in pages. Returns { items, error, loading, complete, more, reload }; `more()` reads the next page.
  *
  * `cursor` is the parameter that takes `next`: "cursor" for lists, "after" for parts of a run. With `every`, the last page
- * is read again after so many milliseconds: what is stored in between is read too.
+ * is read again after so many milliseconds: what is stored in between is read too. `itemsOf(page)` returns the items of a page.
  */
-export function usePages(path, params, { cursor = "cursor", every = 0 } = {}) {
+export function usePages(path, params, { cursor = "cursor", every = 0, itemsOf = (page) => page.items } = {}) {
   const key = `${path} ${JSON.stringify(params)}`;
   const [state, setState] = useState({ key: null });
   const [turn, setTurn] = useState(0);
   const busy = useRef(null);
+  const wasRead = useRef(false); // whether it was read again and again
   const current = state.key === key ? state : { items: [], next: undefined, error: null, loading: true };
   const readFrom = async (from, before) => {
     const abort = new AbortController();
@@ -85,7 +86,7 @@ export function usePages(path, params, { cursor = "cursor", every = 0 } = {}) {
     busy.current = abort;
     try {
       const page = await source.get(path, { ...params, [cursor]: from }, abort.signal);
-      setState({ key, from, before, rest: pause(every, began), items: [...before, ...page.items], next: page.next, error: null, loading: false });
+      setState({ key, from, before, rest: pause(every, began), items: [...before, ...itemsOf(page)], next: page.next, error: null, loading: false });
     } catch (error) {
       if (abort.signal.aborted) return;
       setState({ ...current, key, error, loading: false });
@@ -102,6 +103,11 @@ export function usePages(path, params, { cursor = "cursor", every = 0 } = {}) {
     const timer = setTimeout(() => document.hidden || busy.current || readFrom(current.from, current.before), current.rest);
     return () => clearTimeout(timer);
   }, [every, state]);
+  useEffect(() => {
+    // It is read once more after the end of the run, for its last items.
+    if (wasRead.current && !every) setTurn((before) => before + 1);
+    wasRead.current = every > 0;
+  }, [every > 0]);
   return {
     items: current.items, error: current.error, loading: current.loading,
     complete: current.next === null,
@@ -123,11 +129,12 @@ export function isLive(state) {
 
 /**
  * Read the events of a run after the sequence number `after` (-1: from the first), and follow it until it has finished.
+ * With `types`, read only the events whose type fits one of these patterns.
  *
  * `onEvents(events)` gets what arrived, in order and without repetitions. `onState(state,
  * error)` gets "loading", "live", "reconnecting", "ended" or "failed". Returns a function that stops.
  */
-export function followEvents(about, runId, after, { onEvents, onState }) {
+export function followEvents(about, runId, after, { types, onEvents, onState }) {
   const abort = new AbortController();
   const { signal } = abort;
   let [waiting, timer, lastType, isQuiet] = [[], 0, "", true];
@@ -151,7 +158,7 @@ export function followEvents(about, runId, after, { onEvents, onState }) {
   const readPages = async (wait) => {
     isQuiet = true;
     for (let next = after; next !== null && !signal.aborted; ) {
-      const page = await source.get(runPath(runId, "events"), { after: next < 0 ? null : next, wait }, signal);
+      const page = await source.get(runPath(runId, "events"), { after: next < 0 ? null : next, wait, types }, signal);
       receive(page.items);
       next = page.next;
     }
@@ -164,7 +171,7 @@ export function followEvents(about, runId, after, { onEvents, onState }) {
   const stream = () =>
     new Promise((done) => {
       isQuiet = true;
-      const events = new EventSource(source.eventsUrl(runId, after < 0 ? null : after));
+      const events = new EventSource(source.eventsUrl(runId, { after: after < 0 ? null : after, types }));
       const close = () => {
         events.close();
         done();

@@ -1,6 +1,7 @@
 // A live table of runs with windowed rows, the selection of rows, and bulk actions.
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { agentName, ago, count, localTime, plural, runName } from "./format.js";
+import { href } from "./router.js";
 import { isLive } from "./queries.js";
 import { Button, Dialog, Empty, Failed, Loading, RunLink, State, Windowed } from "./parts.js";
 import { runPath, source } from "./source.js";
@@ -35,13 +36,13 @@ export function RunCell({ run }) {
     <span class="quiet" title=${agentName(run)}>${agentName(run)}</span></span>`;
 }
 
-/** The state, and what the run waits for or why it failed, in one line. */
+/** The state, and why the run is there, in one line: all reasons are in its title. */
 export function StateCell({ run }) {
-  const why = run.waiting_for.length ? run.waiting_for.join(", ").replaceAll("in_doubt:", "step ")
-    : run.error ? `${run.error.type}: ${run.error.message}`
-      : run.state === "pending" && Date.parse(run.scheduled_at) > Date.now() && `starts ${ago(run.scheduled_at)}`;
+  const text = ({ kind, text: words }) => (kind === "due" ? `due ${ago(run.scheduled_at)}` : words);
   return html`<span role="cell" class="cell-state"><${State} state=${shownState(run)} />
-    ${why && html`<span class="quiet" title=${why}>${why}</span>`}</span>`;
+    ${run.why.length > 0 && html`<span class="quiet why" title=${run.why.map((each) => each.text).join("\n")}>
+      ${run.why.map((each, at) => html`${at > 0 && " · "}${each.run_id
+        ? html`<a class="over" href=${href(["runs", each.run_id])}>${text(each)}</a>` : text(each)}`)}</span>`}</span>`;
 }
 
 export function AgeCell({ time }) {
@@ -50,7 +51,7 @@ export function AgeCell({ time }) {
 
 function Row({ run, cells, selectable, selected, toggle }) {
   // As `memo` of preact/compat. A cached vnode (useMemo) would keep the rows next to it in memory after they are removed.
-  this.shouldComponentUpdate = (next) => ["run", "selected", "minute"].some((name) => next[name] !== this.props[name]);
+  this.shouldComponentUpdate = (next) => ["run", "selected", "minute", "shape"].some((name) => next[name] !== this.props[name]);
   return html`<div role="row" class=${selected ? "table-row selected" : "table-row"}>
     ${selectable && html`<span role="cell" class="cell-check"><input type="checkbox" checked=${selected}
       aria-label=${`Select ${runName(run)}`} onChange=${() => toggle(run)} /></span>`}
@@ -61,26 +62,31 @@ function Row({ run, cells, selectable, selected, toggle }) {
 /**
  * The rows of a live list, below what it has to say: that it loads, failed or is empty.
  *
- * `head` is [[label, class], …], `cells(run)` the cells of a row, `actions(runs)` the buttons for the selected runs.
+ * `head` is [[label, class, order], …], `cells(run)` the cells of a row, `actions(runs)` the buttons for the selected
+ * runs. `sort` is { by, set(by) }, if the columns with an order sort the list. `widths` are those of the last columns.
  */
-export function RunTable({ list, head, cells, selection, actions, kind, label, empty }) {
+export function RunTable({ list, head, cells, selection, actions, kind, label, empty, sort = {}, widths = null }) {
   const error = list.error && html`<${Failed} error=${list.error} retry=${() => list.read()} />`;
-  if (!list.items.length) return error || (list.loading ? html`<${Loading} />` : empty);
+  if (!list.items.length) return error || (list.loading ? html`<${Loading} />` : html`${empty}<${ListEnd} list=${list} />`);
   const minute = Math.floor(Date.now() / 60000); // the ages
-  const row = (run) => html`<${Row} key=${run.run_id} run=${run} cells=${cells} minute=${minute} selectable=${Boolean(selection)}
+  const shape = head.join(); // the chosen columns
+  const row = (run) => html`<${Row} key=${run.run_id} run=${run} cells=${cells} shape=${shape} minute=${minute} selectable=${Boolean(selection)}
     selected=${Boolean(selection) && selection.has(run)} toggle=${selection && selection.toggle} />`;
   const chosen = selection ? selection.of(list.items) : [];
   const all = chosen.length === list.items.length;
   return html`
     ${error}
-    <div class=${`table ${kind}`} role="table" aria-label=${label}>
+    <div class=${`table ${kind}`} role="table" aria-label=${label}
+      ref=${(element) => element && widths && element.style.setProperty("--more", widths.join(" "))}>
       <div role="rowgroup" class="table-top"><div role="row" class="table-head">
         ${selection && html`<span role="columnheader" class="cell-check"><input type="checkbox" checked=${all}
           aria-label="Select all loaded runs" onChange=${() => selection.set(all ? [] : list.items)} /></span>`}
         ${chosen.length
           ? html`<span role="columnheader" class="selected-bar"><span class="num">${count(chosen.length)} selected</span>
               ${actions(chosen)}<${Button} kind="small" onClick=${() => selection.set([])}>Clear<//></span>`
-          : head.map(([text, name]) => html`<span key=${text} role="columnheader" class=${name}>${text}</span>`)}
+          : head.map(([text, name, order]) => html`<span key=${text} role="columnheader" class=${name} aria-sort=${order && order === sort.by ? "descending" : null}>
+              ${order ? html`<button type="button" class="sort" title=${order === sort.by ? "List the newest first" : "List the greatest first"}
+                onClick=${() => sort.set(order === sort.by ? null : order)}>${text}${order === sort.by && html`<span aria-hidden="true"> ↓</span>`}</button>` : text}</span>`)}
       </div></div>
       <${Windowed} items=${list.items} height=${ROW_HEIGHT} row=${row} onEnd=${() => list.more()} role="rowgroup" />
     </div>
@@ -90,12 +96,14 @@ export function RunTable({ list, head, cells, selection, actions, kind, label, e
 function ListEnd({ list }) {
   if (list.moreError) return html`<${Failed} error=${list.moreError} retry=${() => list.more(true)} />`;
   if (list.complete) return null;
+  if (list.paused) return html`<p class="read-on"><${Button} onClick=${() => list.more(true)}>Read more runs<//></p>`;
   if (!list.full) return html`<${Loading} what="Loading more" />`;
   return html`<${Empty} title=${`The list ends after ${count(MOST_ROWS)} runs.`}>Filter by time, agent or state to find older runs.<//>`;
 }
 
 // -- A list of runs that follows the store: pages are loaded on the way down, and the first page is read again and again.
 const EVERY = 4000;
+const PAGE = 100;
 /** Most rows that a list loads, so that its memory is bounded. Older runs are found with a filter. */
 const MOST_ROWS = 10000;
 
@@ -116,6 +124,8 @@ function mergedRows(before, page) {
 }
 
 class LiveList {
+  note = null; // what was not read
+  paused = false; // the server has read as many runs as it may: the next page is read if somebody asks for it
   items = [];
   next = undefined;
   loading = true;
@@ -124,8 +134,8 @@ class LiveList {
   scroll = 0;
   reading = null;
 
-  constructor(key, path, params) {
-    Object.assign(this, { key, path, params: { ...params, limit: 100 } });
+  constructor(key, path, params, live) {
+    Object.assign(this, { key, path, live, params: { ...params, limit: PAGE } });
   }
 
   /** Read now, and every few seconds while the beginning of the list is in sight. Returns a function that ends it. */
@@ -133,7 +143,7 @@ class LiveList {
     this.redraw = redraw;
     this.again = () => {
       // Nothing moves while a person reads further down.
-      if (!document.hidden && (this.loading || scrollY < 160)) this.read();
+      if (!document.hidden && (this.loading || (this.live && scrollY < 160))) this.read();
     };
     // Noted while a person scrolls: when this list stops, its rows are removed, and so is the position.
     const scrolled = () => {
@@ -162,11 +172,11 @@ class LiveList {
   }
 
   read() {
-    return this.request({}, (page) => Object.assign(this, mergedRows(this.items, page)), "error");
+    return this.request({}, (page) => Object.assign(this, this.live ? mergedRows(this.items, page) : page), "error");
   }
 
   more(again = false) {
-    if (!this.next || this.full || (this.moreError && !again)) return;
+    if (!this.next || this.full || ((this.moreError || this.paused) && !again)) return;
     const cursor = this.next;
     this.request({ cursor }, (page) => {
       const known = new Set(this.items.map((run) => run.run_id));
@@ -180,7 +190,10 @@ class LiveList {
     if (this.reading) return;
     const abort = (this.reading = new AbortController());
     try {
-      take(await source.get(this.path, { ...this.params, ...params }, abort.signal));
+      const page = await source.get(this.path, { ...this.params, ...params }, abort.signal);
+      take(page);
+      this.note = page.note;
+      this.paused = !this.live && page.items.length < PAGE;
       this[field] = null;
     } catch (error) {
       if (abort.signal.aborted) return;
@@ -192,13 +205,16 @@ class LiveList {
   }
 }
 
-/** Return the list of `path` with these parameters: its items, error, loading, complete, more(), read(). */
-export function useLiveList(path, params) {
+/**
+ * Return the list of `path` with these parameters: its items, note, error, loading, complete, more(), read(). A list that
+ * is not `live` is read once.
+ */
+export function useLiveList(path, params, { live = true } = {}) {
   const key = `${path} ${JSON.stringify(params)}`;
   const [, setTurn] = useState(0);
   const ref = useRef(null);
   if (!ref.current || ref.current.key !== key) {
-    ref.current = kept && kept.key === key ? kept : new LiveList(key, path, params);
+    ref.current = kept && kept.key === key ? kept : new LiveList(key, path, params, live);
   }
   const list = ref.current;
   useEffect(() => {

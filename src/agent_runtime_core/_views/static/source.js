@@ -72,7 +72,7 @@ function overHttp() {
         },
         body: JSON.stringify(body),
       }),
-    eventsUrl: (runId, after) => new URL(withQuery(`${runPath(runId)}/events`, { after }), base),
+    eventsUrl: (runId, params) => new URL(withQuery(`${runPath(runId)}/events`, params), base),
   };
 }
 

@@ -56,14 +56,14 @@ def check_layout(directory: str) -> None:
     """Reject a directory with files of another version. Reading it would look as if it was empty.
 
     Raises:
-        StorageOutdated: It has files of version 0.5.2 that were not migrated.
-        StorageTooNew: It has files of a later version.
+        StorageOutdated: It contains files of version 0.5.2 that were not migrated.
+        StorageTooNew: It contains files of a later version.
     """
     newer = [name for name in _names(directory) if (layout := _LAYOUT.fullmatch(name)) and int(layout[1]) > LAYOUT]
     if newer:
         raise StorageTooNew(
             f"{os.path.join(directory, newer[-1])} was written by a later version of this library, "
-            f"this one reads v{LAYOUT}. Upgrade agent-runtime-core."
+            f"this version reads v{LAYOUT}. Upgrade agent-runtime-core."
         )
     if os.path.lexists(os.path.join(root_of(directory), CARRIED)):
         return

@@ -46,7 +46,7 @@ class InMemoryKnowledgeStore(InMemoryPlace, StoredKnowledge):
     """Stores facts, summaries and embeddings in the memory of this process.
 
     Args:
-        engine: The engine to share with other stores; a new one by default.
+        engine: The engine to share with other stores; a new id by default.
         max_vectors: The most embeddings of a scope.
         options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.
     """
@@ -62,7 +62,7 @@ class InMemoryAuditStore(InMemoryPlace, StoredAudit):
     """Stores audit entries, errors and metrics in the memory of this process.
 
     Args:
-        engine: The engine to share with other stores; a new one by default.
+        engine: The engine to share with other stores; a new id by default.
         max_age: Seconds after which entries are deleted; None keeps them.
         max_entries: How many entries of each kind and scope are kept; None keeps all.
         options: `session_id`, `project`, `session_ttl` in seconds, and `clock`, as `DocumentBackedStore` takes them.

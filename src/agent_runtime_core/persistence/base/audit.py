@@ -52,9 +52,9 @@ class AuditStore(ABC):
 
         Args:
             scope: The scope to read.
-            conversation_id: Only the entries of this conversation. None: of all.
-            run_id: Only the entries of this run. None: of all.
-            event_types: Only entries of these types. None: of all.
+            conversation_id: Only the entries of this conversation. If None, of all conversations.
+            run_id: Only the entries of this run. If None, of all runs.
+            event_types: Only entries of these types. If None, of all types.
             start_time: The earliest time, inclusive.
             end_time: The latest time, inclusive.
             limit: At most this many entries.
@@ -83,8 +83,8 @@ class AuditStore(ABC):
 
         Args:
             scope: The scope to read.
-            severity: Only errors of exactly this severity. None: of all.
-            resolved: Only resolved errors, or only open ones. None: both.
+            severity: Only errors of exactly this severity. If None, of all severities.
+            resolved: Only resolved errors, or only open errors. If None, both.
             start_time: The earliest time, inclusive.
             end_time: The latest time, inclusive.
             limit: At most this many errors.

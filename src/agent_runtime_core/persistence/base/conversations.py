@@ -69,7 +69,7 @@ class ConversationStore(ABC):
             scope: The scope to read.
             limit: At most this many conversations.
             offset: Skip this many conversations.
-            agent_key: Only the conversations of this agent. None: of all.
+            agent_key: Only the conversations of this agent. If None, of all agents.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class ConversationStore(ABC):
         Args:
             conversation_id: The conversation.
             scope: The scope of the conversation.
-            limit: Only the last `limit` messages. None: all.
+            limit: Only the last `limit` messages. If None, all.
             before: Only messages with an earlier timestamp.
         """
 
@@ -165,7 +165,7 @@ class ConversationStore(ABC):
         Args:
             conversation_id: The conversation.
             scope: The scope of the conversation.
-            leaf: The last message of the path. None: the last message of the branch.
+            leaf: The last message of the path. If None, the last message of the branch.
             branch_id: The branch if there is no `leaf`. None is the main line, `...` the active branch.
 
         Raises:
@@ -179,16 +179,16 @@ class ConversationStore(ABC):
         self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
         scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
     ) -> ConversationMessage:  # fmt: skip
-        """Replace a message by an edited one, on a new branch.
+        """Replace a message by an edited message, on a new branch.
 
-        The edited message has the role of the old one. The old message and its branch are not modified.
+        The role does not change. The old message and its branch are not modified.
 
         Args:
             conversation_id: The conversation.
             message_id: The message to replace.
             content: The content of the new message.
             scope: The scope of the conversation.
-            switch: Make the new branch the active one.
+            switch: Make the new branch active.
             **fields: Further fields of the new message. If a message with the passed `id` exists, it is returned
                 instead, so that the call can be repeated.
 
@@ -218,16 +218,16 @@ class ConversationStore(ABC):
         self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
         scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
     ) -> ConversationMessage:  # fmt: skip
-        """Replace an answer of the assistant by another one, on a new branch.
+        """Replace an answer of the assistant by another answer, on a new branch.
 
-        The arguments are those of `edit_message`.
+        The arguments are the same as for `edit_message`.
 
         Args:
             conversation_id: The id of the conversation.
             message_id: The answer to replace.
             content: The content of the new answer.
             scope: The scope.
-            switch: Make the new branch the active one.
+            switch: Make the new branch active.
             **fields: Further fields of the new answer, as in `edit_message`.
 
         Returns:
@@ -243,7 +243,7 @@ class ConversationStore(ABC):
         return await self._replace(conversation, message_id, content, scope, switch, fields)
 
     async def switch_branch(self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT) -> None:
-        """Make a branch the active one. None is the main line.
+        """Make a branch active. None is the main line.
 
         Args:
             conversation_id: The id of the conversation.
@@ -314,7 +314,8 @@ class ConversationStore(ABC):
             conversation_id: The conversation.
 
         Returns:
-            Whether it was moved. False: it does not exist, or the other store has another conversation with this id.
+            Whether it was moved. False if it does not exist, or if the other store contains another conversation with
+            this id.
         """
         found, there = await self.get(conversation_id), await other.get(conversation_id)
         if found is None:
@@ -333,7 +334,7 @@ class ConversationStore(ABC):
         """Return at most `limit` messages that contain all words of `query`, the best match first.
 
         Case and accents are ignored. The last word of `query` also matches words that begin with it. The built-in
-        stores use the full-text index of their backend if it has one. Here every conversation is read.
+        stores use the full-text index of their backend, if any. Here every conversation is read.
 
         Args:
             query: The words.

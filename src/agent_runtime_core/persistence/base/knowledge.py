@@ -69,7 +69,7 @@ class KnowledgeStore(ABC):
 
         Args:
             scope: The scope.
-            fact_type: Only facts of this type. None: of all.
+            fact_type: Only facts of this type. If None, of all types.
             limit: At most this many facts.
         """
 
@@ -129,9 +129,9 @@ class KnowledgeStore(ABC):
     async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
         """Return at most `limit` facts that contain all words of `query`, the best match first.
 
-        A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored.
-        The last word of `query` also matches words that begin with it. The built-in stores use the full-text index
-        of their backend if it has one. Here the newest 10,000 facts are read.
+        A fact contains the words of its key, its source and the strings in its value. Case and accents are ignored. The
+        last word of `query` also matches words that begin with it. The built-in stores use the full-text index of their
+        backend if there is one. Here the newest 10,000 facts are read.
 
         Args:
             query: The words.
@@ -180,7 +180,7 @@ class KnowledgeStore(ABC):
             query_vector: The vector to compare with.
             limit: At most this many embeddings.
             scope: The scope to search.
-            content_type: Only embeddings of this content type. None: of all.
+            content_type: Only embeddings of this content type. If None, of all types.
 
         Returns:
             Pairs of an embedding and its cosine similarity, from -1 to 1.
@@ -278,7 +278,7 @@ class MemoryStore(ABC):
 
         Args:
             scope: The scope.
-            prefix: How the keys begin. None: any.
+            prefix: How the keys begin. If None, any key.
 
         Examples:
             >>> import asyncio
@@ -308,7 +308,7 @@ class MemoryStore(ABC):
 
         Args:
             key: The key to change.
-            fn: Receives the present value, or None, and returns the new one. It must have no side effects.
+            fn: Receives the present value, or None, and returns the new value. It must not cause side effects.
             scope: The scope of the key.
 
         Returns:
@@ -333,7 +333,7 @@ class MemoryStore(ABC):
 
 
 class PreferencesStore(ABC):
-    """Stores the preferences of a user by key. The default scope is that of the user in all projects."""
+    """Stores the preferences of a user by key. By default the scope is the user in all projects."""
 
     @abstractmethod
     async def get(self, key: str, scope: Scope = Scope.GLOBAL) -> Any | None:

@@ -40,7 +40,7 @@ class TaskStore(ABC):
     async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
         """Return a list with its tasks, or None if there is none.
 
-        The built-in stores also accept the id of a task, and return the Task. `get_task` has its type.
+        The built-in stores also accept the id of a task, and return the Task. For a typed Task, use `get_task`.
 
         Args:
             task_list_id: The id of the list.
@@ -173,12 +173,12 @@ class TaskStore(ABC):
         """Return the tasks that a worker can start: unclaimed, and with all dependencies complete.
 
         They are sorted by descending priority, then by `due_at`, then by `created_at`. A dependency that was cancelled
-        or does not exist blocks its task. A task whose claim has expired is unclaimed.
+        or does not exist blocks its task. A task is unclaimed once its claim expires.
 
         Args:
             task_list_id: The list to read. None reads all lists.
             scope: The scope to read.
-            limit: At most this many tasks. None: all.
+            limit: At most this many tasks. If None, all.
 
         Raises:
             NotSupported: This store needs `task_list_id`.
@@ -215,14 +215,14 @@ class TaskStore(ABC):
         Args:
             worker: The name of the worker.
             task_list_id: Claim only from this list. None claims from all lists.
-            lease_seconds: Seconds until the claim expires. None: it does not expire.
+            lease_seconds: Seconds until the claim expires. If None, it does not expire.
             scope: The scope of the tasks.
 
         Returns:
             The task, or None if no task is ready.
 
         Raises:
-            NotSupported: This store has no claims.
+            NotSupported: This store does not support claims.
 
         Examples:
             >>> import asyncio
@@ -244,7 +244,7 @@ class TaskStore(ABC):
         """Extend the claim on a task to `lease_seconds` from now.
 
         Args:
-            task: The task that `claim` returned, or its id. The returned task identifies that one claim; an id also
+            task: The task that `claim` returned, or its id. The returned task identifies that claim; an id also
                 matches later claims of the same worker.
             worker: The name of the worker. Required with an id.
             lease_seconds: Seconds from now until the claim expires.
@@ -254,8 +254,8 @@ class TaskStore(ABC):
             The task as it is stored now.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
-            NotSupported: This store has no claims.
+            TaskNotHeld: The worker no longer holds this claim.
+            NotSupported: This store does not support claims.
         """
         raise self._unsupported("renew()")
 
@@ -276,8 +276,8 @@ class TaskStore(ABC):
             The task as it is stored now.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
-            NotSupported: This store has no claims.
+            TaskNotHeld: The worker no longer holds this claim.
+            NotSupported: This store does not support claims.
         """
         raise self._unsupported("checkpoint()")
 
@@ -297,8 +297,8 @@ class TaskStore(ABC):
             The task as it is stored now.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
-            NotSupported: This store has no claims.
+            TaskNotHeld: The worker no longer holds this claim.
+            NotSupported: This store does not support claims.
         """
         raise self._unsupported("complete()")
 
@@ -319,8 +319,8 @@ class TaskStore(ABC):
             The task as it is stored now.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
-            NotSupported: This store has no claims.
+            TaskNotHeld: The worker no longer holds this claim.
+            NotSupported: This store does not support claims.
         """
         raise self._unsupported("fail()")
 
@@ -336,8 +336,8 @@ class TaskStore(ABC):
             The task as it is stored now.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
-            NotSupported: This store has no claims.
+            TaskNotHeld: The worker no longer holds this claim.
+            NotSupported: This store does not support claims.
         """
         raise self._unsupported("release()")
 

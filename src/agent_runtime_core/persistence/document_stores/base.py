@@ -98,7 +98,7 @@ def original(key: str) -> str:
 
 
 def id_text(value: Any, what: str) -> str:
-    """Return a UUID, or a string that is one, as a string.
+    """Return a UUID, or a string that is a UUID, as a string.
 
     Raises:
         InvalidArgument: It is not a UUID.
@@ -129,7 +129,7 @@ class HomeOptions(TypedDict, total=False):
     """The options that the stores of all backends have.
 
     Attributes:
-        session_id: Names the session. By default it is a new one, which ends when the store is closed.
+        session_id: Names the session. By default a new session, which ends when the store is closed.
         project: Separates projects that share a document store.
         session_ttl: Seconds after its last write that a session is kept, if it can outlive its process.
         clock: By default the clock of the engine.
@@ -187,7 +187,7 @@ class DocumentHome:
     def keep_in(
         self, documents: DocumentStore, *, in_home: DocumentStore | None = None, in_session: DocumentStore | None = None
     ) -> Self:
-        """Use a document store for all scopes, or other ones for Scope.GLOBAL and Scope.SESSION. Return this home."""
+        """Use a document store for all scopes, or others for Scope.GLOBAL and Scope.SESSION. Return this home."""
         self._documents = {
             Scope.GLOBAL: in_home or documents,
             Scope.PROJECT: documents,
@@ -203,7 +203,7 @@ class DocumentHome:
         return self._documents[scope]
 
     def expires(self, scope: Scope) -> float | None:
-        """Return the seconds after its last write that a document is kept. None: it does not expire."""
+        """Return the seconds after its last write that a document is kept. None if it does not expire."""
         return self.session_ttl if self.sessions_expire and scope is Scope.SESSION else None
 
     def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Collection:
@@ -291,7 +291,7 @@ class DocumentBackedStore:
         self.clock: Clock = self.home.clock
 
     def for_tenant(self, tenant: str | None) -> Self:
-        """Return this store with only the documents of a tenant. It has the same connections, and closes nothing.
+        """Return this store with only the documents of a tenant. It shares the connections, and closes nothing.
 
         Args:
             tenant: The tenant. None returns this store.
@@ -339,7 +339,7 @@ def ranks_for(keys: Sequence[str], present: Mapping[str, float]) -> dict[str, fl
 
 
 def _interpolated(span: Sequence[str], assigned: Mapping[str, float]) -> list[float]:
-    """Space new ranks evenly between their neighbors. Those before the first one are 1 apart."""
+    """Space new ranks evenly between their neighbors. Ranks before the first neighbor are 1 apart."""
     ranks: list[float] = []
     pending = 0
     for key in span:
@@ -365,7 +365,7 @@ def _spread(count: int, low: float, high: float) -> list[float]:
 class IdentityMap(Generic[T]):
     """Values by the identity of objects. A value is dropped with its object.
 
-    The objects need not be hashable. A copy of an object has no value.
+    The objects need not be hashable. A copy of an object is not found.
     """
 
     def __init__(self) -> None:
@@ -404,7 +404,7 @@ def changed_fields(mine: str, base: str) -> dict[str, Any]:
     return {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}
 
 
-KEPT = 500  # entries that are kept. A reader that has not read for longer loads all documents again
+KEPT = 500  # entries that are kept. A reader that falls further behind loads all documents again
 PART = 1000  # keys in one entry, and documents in one page of a load
 
 
@@ -419,7 +419,7 @@ class ChangeLog:
     """Entries with the keys of changed documents. An entry is written in the same commit as its change.
 
     Entries are documents of the kind `<kind>_change`. The store assigns their ranks. Old entries are deleted as new
-    ones are written.
+    entries are written.
     """
 
     def __init__(self, table: Collection) -> None:
@@ -444,7 +444,7 @@ class ChangeLog:
         return _cursor(found[0]) if found else None
 
     async def since(self, cursor: LogCursor | None) -> tuple[set[str], LogCursor | None] | None:
-        """Return the keys that changed after `cursor`, and the last entry. None: those entries were deleted."""
+        """Return the keys that changed after `cursor`, and the last entry. None if those entries were deleted."""
         if cursor is None:
             return None if await self._entries.find(limit=1) else (set(), None)
         found = await self._entries.find(low=cursor.rank)

@@ -125,9 +125,9 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
         Args:
             scope: The scope to read.
-            limit: At most this many conversations. None: all.
+            limit: At most this many conversations. If None, all.
             offset: Skip this many conversations.
-            agent_key: Only the conversations of this agent. None: of all.
+            agent_key: Only the conversations of this agent. If None, of all agents.
 
         Raises:
             InvalidArgument: `limit` or `offset` is invalid.
@@ -154,8 +154,8 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def move_to(self, other: ConversationStore, conversation_id: UUID) -> bool:
         """Move a conversation to another store, with all its messages, in one commit.
 
-        A message that another writer appends during this commit is moved by a second one. If the process is killed in
-        between, a second call moves it. Between two document stores the move is that of the base class.
+        A message that another writer appends during this commit is moved by a second commit. If the process is killed
+        in between, a second call moves it. Between two document stores the move of the base class is used.
 
         Args:
             other: The other store.
@@ -182,7 +182,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
                 return is_tried
             ops = [op for each in found for op in (messages.add(_same_message(each)), old_messages.delete(each.key))]
             if header is not None:
-                # The first put only checks that nobody has changed the header since it was read.
+                # The first put only checks that nobody changed the header since it was read.
                 entry = _same(header)
                 ops += [old_headers.put(entry, header.version), old_headers.delete(key), headers.put(entry, 0)]
             is_tried = True
@@ -196,7 +196,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
     async def add_message(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None = None
     ) -> None:
-        """Append a message, unless the conversation contains one with its id.
+        """Append a message, unless the conversation contains a message with its id.
 
         Args:
             conversation_id: The id of the conversation.
@@ -297,7 +297,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         return results
 
     async def _renew(self, headers: Collection, messages: Collection, key: str) -> None:
-        """Extend the lifetime of messages in a session to that of their conversation.
+        """Extend the lifetime of messages in a session to the lifetime of their conversation.
 
         Otherwise messages that are not written again would expire before the conversation. This reads all messages at
         most once in half of the session's lifetime.
@@ -355,7 +355,7 @@ class _Recent(NamedTuple):
     size: int  # bytes
 
     def is_current(self, header: Document, tail: list[Document]) -> bool:
-        """Return whether messages were only appended since then; `tail` are those from the last one on."""
+        """Return whether messages were only appended since then; `tail` begins at the last known message."""
         same_header = (header.version, header.text) == (self.header.version, self.header.text)
         return same_header and tail[:1] == [self.last]
 
@@ -364,7 +364,7 @@ class RecentHistories:
     """The histories of the conversations that were read last, up to a number and a size. Thread-safe."""
 
     def __init__(self) -> None:
-        self._recent: dict[tuple[str, str], _Recent] = {}  # the one that was read last is at the end
+        self._recent: dict[tuple[str, str], _Recent] = {}  # the conversation that was read last is at the end
         self._size = 0
         self._lock = threading.Lock()
 
@@ -419,8 +419,8 @@ _FIELDS = tuple(
 class Header(Conversation):
     """A conversation as it is stored, without its messages.
 
-    `born` is a creation id. It distinguishes the conversation from a deleted one with the same id, and from one in
-    another scope or store.
+    `born` is a creation id. It distinguishes the conversation from a deleted conversation with the same id, and from a
+    conversation in another scope or store.
     """
 
     born: str = ""
@@ -467,7 +467,7 @@ def message_entry(
     check_link(message.branch_id, "the branch_id of a message")
     if redaction is not None:
         message = _redacted(redaction, message, f"conversation {conversation}")
-    # A message of an earlier release has no such fields. Its text stays the same, so that it is not written again.
+    # A message of an earlier release lacks these fields. Its text stays the same, so that it is not written again.
     absent = frozenset(name for name in ("run_id", "position") if getattr(message, name) is None)
     text = text_of(message, leave_out=absent, max_bytes=max_bytes)
     return Entry(key, text, conversation, words=text_in(message.content))
@@ -597,8 +597,8 @@ class ConversationSave:
         Args:
             headers: The documents of headers.
             messages: The documents of messages.
-            moved: The stored documents of `self.moved`. They keep the changes of other writers, and one that another
-                writer deleted stays deleted.
+            moved: The stored documents of `self.moved`. They keep the changes of other writers, and a document that
+                another writer deleted stays deleted.
         """
         stored = {each.key: each for each in moved}
         deleted = set(self.moved) - stored.keys()
@@ -623,7 +623,7 @@ class ConversationSave:
         return messages.put(entry, moved.version)
 
     def saved_state(self, results: Sequence[Any]) -> LoadedState:
-        """Return the state of the object after the commit. `results` are those of `ops`."""
+        """Return the state of the object after the commit. `results` are the results of `ops`."""
         first = 2 if self._stored_header is None else 1
         ranks = dict(self._ranks)
         for key, (_, rank) in zip(self._written, results[first:], strict=False):
@@ -635,7 +635,7 @@ class ConversationSave:
 def _merged(
     conversation: Conversation, text: str, header: Document | None, loaded: LoadedState | None, creation_id: str
 ) -> Header:
-    """Return the fields that the caller changed, and the stored ones of the others."""
+    """Return the fields that the caller changed, and the stored values of the other fields."""
     fields = {name: getattr(conversation, name) for name in _FIELDS}
     if header is not None and loaded is not None:
         creation_id = loaded.creation_id

@@ -199,7 +199,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         return None if found is None else model_of(Fact, found.text)
 
     async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
-        """Return the newest fact with this key that has not expired, or None.
+        """Return the newest fact with this key that is not expired, or None.
 
         Args:
             key: The key of the fact.
@@ -215,7 +215,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
 
         Args:
             scope: The scope.
-            fact_type: Only facts of this type. None: of all.
+            fact_type: Only facts of this type. If None, of all types.
             limit: At most this many facts.
         """
         _check_limit(limit)
@@ -248,7 +248,7 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         [stored] = await table.write(table.delete(id_text(fact_id, "fact")))
         return bool(stored)
 
-    # -- summaries. Each has a `summary_link` document for each of its conversations
+    # -- summaries. For each of its conversations there is a `summary_link` document
 
     async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
         check_model(Summary, summary)
@@ -304,9 +304,9 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
             scope: The scope.
 
         Raises:
-            InvalidArgument: The vector is empty, has only zeros, does not have the length `dimensions`, or has a
-                component that is not a finite number.
-            TooManyVectors: The scope has `max_vectors` embeddings already.
+            InvalidArgument: The vector is empty, contains only zeros, does not have the length `dimensions`, or
+                contains a component that is not a finite number.
+            TooManyVectors: The scope already contains `max_vectors` embeddings.
         """
         await self._embeddings(scope).save(embedding)
 

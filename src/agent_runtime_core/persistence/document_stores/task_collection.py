@@ -125,7 +125,7 @@ class TaskCollection:
     def merged(self, task: Task, text: str, stored: Document | None) -> str:
         """Return the stored text with the fields that the caller changed since the task was read.
 
-        `text` is the task as the caller has it.
+        `text` is the caller's version of the task.
         """
         return three_way_merge(text, self.read_tasks.of(task), stored and stored.text)
 
@@ -133,7 +133,7 @@ class TaskCollection:
         """Commit a change as a whole, and return the results of its operations.
 
         Raises:
-            VersionConflict: A replaced document has another version now.
+            VersionConflict: The version of a replaced document is different now.
             InvalidArgument: Dependencies would form a cycle.
         """
         ops = [self.tasks.put(entry, 0 if stored is None else stored.version) for entry, stored in change.puts]
@@ -182,7 +182,7 @@ class TaskCollection:
             raise must("task dependencies", "not form a cycle", Shown(" -> ".join(names)), "Remove one of them")
 
     async def change(self, key: str, decide: Callable[[Document], Entry]) -> Task:
-        """Replace a task by the document that `decide` returns for the stored one, and return it.
+        """Replace a task by the document that `decide` returns for the stored task, and return it.
 
         `decide` is called again after a conflict, so it must have no side effects.
 

@@ -88,7 +88,7 @@ class TaskClaims:
         return (await self._index.current()).ready(group, self._clock.wall())
 
     async def claim(self, worker: str, group: str | None, lease_seconds: float | None) -> Task | None:
-        """Claim the first ready task of a list, or of all lists. None: no task is ready."""
+        """Claim the first ready task of a list, or of all lists. None if no task is ready."""
         if not isinstance(worker, str) or not worker:
             raise must("worker", "be a non-empty string", worker)
         self.lease_end(lease_seconds)  # an invalid value must raise even if no task is ready
@@ -99,7 +99,7 @@ class TaskClaims:
             stored = next((each for each in ready if each.key not in self._claiming), None)
             if stored is None:
                 return None
-            if stored is conflicting:  # it has expired, which the change log does not contain
+            if stored is conflicting:  # it is expired, which the change log does not contain
                 await self._index.read(index, {stored.key})
                 continue
             self._claiming.add(stored.key)
@@ -119,7 +119,7 @@ class TaskClaims:
         return self.collection.task_of(entry.text)
 
     def lease_end(self, seconds: float | None) -> _dt.datetime | None:
-        """Return the time at which a claim of so many seconds expires. None: it does not expire."""
+        """Return the time at which a claim of so many seconds expires. None if it does not expire."""
         if seconds is None:
             return None
         if not (is_number(seconds) and 0 < seconds < TOO_LATE):
@@ -127,10 +127,10 @@ class TaskClaims:
         return aware(self._clock.wall() + seconds)
 
     async def change(self, claim: Task | UUID, worker: str | None, fields: Mapping[str, Any]) -> Task:
-        """Set fields of a task that the worker has claimed.
+        """Set fields of a task that the worker claimed.
 
         Raises:
-            TaskNotHeld: The worker no longer has this claim.
+            TaskNotHeld: The worker no longer holds this claim.
         """
 
         def changed(stored: Document) -> Entry:
@@ -172,7 +172,8 @@ _INDEXED_SPACES = 1024  # whose ready tasks are in memory at the same time, at m
 class StoredTasks(DocumentBackedStore, TaskStore):
     """Stores lists of tasks.
 
-    A task that is saved without a list is stored in the list of its conversation, or without one in the list "Inbox".
+    A task that is saved without a list is stored in the list of its conversation, or without a conversation in the list
+    "Inbox".
     """
 
     def __init__(self, *place: Any, **options: Any) -> None:
@@ -314,7 +315,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         return key
 
     async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
-        """Return the list with this id, else the Task with this id, else None. For a task, `get_task` has the type.
+        """Return the list with this id, else the Task with this id, else None. For a typed Task, use `get_task`.
 
         Args:
             task_list_id: The id of the list.
@@ -374,7 +375,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
     async def delete(self, task_list_id: UUID, scope: Scope | None = None) -> bool:
         """Delete a list with its tasks, and return whether it existed.
 
-        A task of another list that depends on one of them is blocked.
+        A task of another list that depends on a task of this list is blocked.
 
         Args:
             task_list_id: The id of the list.
@@ -495,7 +496,7 @@ def _text(task: Task) -> str:
 
 
 def _header(task_list: TaskList, text: str) -> Entry:
-    """Return the document of a list. Its conversation is that of `text`, which another writer may have changed."""
+    """Return the document of a list. Its conversation comes from `text`, which another writer may have changed."""
     stored = model_of(TaskList, text)
     return Entry(str(task_list.id), text, str(stored.conversation_id or ""), moment(task_list.updated_at))
 

@@ -34,10 +34,10 @@ class Document(NamedTuple):
     Attributes:
         key: Unique within its kind.
         text: The content.
-        version: 1 at first, plus one for each put.
+        version: 1 at first, plus 1 for each put.
         rank: The position in its kind.
         group: The group, or an empty string.
-        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
+        expires: The time at which it expires, in seconds since the epoch. If None, it does not expire.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
         group: The group, or an empty string.
         rank: The position in its kind. None keeps the rank of a stored document of the same group. A new document gets
             a rank after all others of its group, from 1.
-        expires: The time at which it expires, in seconds since the epoch. None: it does not expire.
+        expires: The time at which it expires, in seconds since the epoch. If None, it does not expire.
         words: The text that a full-text search matches. An empty string is never found.
         mark: A random id of this write, which `Collection` sets. It identifies a repeated write.
     """
@@ -78,13 +78,13 @@ class Query(NamedTuple):
         space: The space.
         kind: The kind.
         now: The current time, in seconds since the epoch.
-        group: Only documents of this group. None: of all.
+        group: Only documents of this group. If None, of all groups.
         prefix: Only documents whose key begins with it.
         low: The smallest rank, inclusive.
         high: The greatest rank, exclusive.
         descending: Return the documents in descending order.
         offset: Skip this many documents.
-        limit: Return at most this many documents. None: all.
+        limit: Return at most this many documents. If None, all.
     """
 
     space: str
@@ -99,7 +99,7 @@ class Query(NamedTuple):
     limit: int | None = None
 
     def listed(self, documents: Iterable[Document]) -> list[Document]:
-        """Return those of `documents`, all of this space and kind, that the query finds, in its order.
+        """Return the documents, all of this space and kind, that the query finds, in its order.
 
         For a store without indexes.
 
@@ -110,7 +110,7 @@ class Query(NamedTuple):
         return found[self.offset :][: self.limit]
 
     def admits(self, document: Document) -> bool:
-        """Return whether a document has not expired, and has the group, the prefix and a rank of the query.
+        """Return whether a document is not expired, and matches the group, the prefix and a rank of the query.
 
         Args:
             document: The document.
@@ -155,7 +155,7 @@ SEARCH_LIMIT = 20  # documents that a search returns, by default
 
 
 class VersionConflict(Exception):
-    """The document no longer has the version that the writer has read. The writer must read it again."""
+    """The stored version of the document is not the version that the writer read. The writer must read it again."""
 
 
 class DocumentMissing(Exception):
@@ -180,7 +180,7 @@ class DocumentStore(Backend):
 
     Guarantees, on every backend:
 
-    1. A commit is applied completely or not at all, also if the process is killed during it.
+    1. A commit is applied completely or not at all, even if the process is killed during it.
     2. Two writers of one document never both succeed with the same `expect`. The store never assigns the same rank to
        two documents of a group.
     3. A write under a superseded claim raises LeaseLost.
@@ -192,23 +192,23 @@ class DocumentStore(Backend):
 
     - `documents.put(space, kind, Entry, expect, now)` returns (version, rank). With `expect` None it replaces any
       document. With 0 there must be none, and with a number that version, or it raises VersionConflict. If the stored
-      document has version `expect` + 1 and the same text and mark, the put was already applied, and succeeds.
+      document's version is `expect` + 1, with the same text and mark, the put was already applied, and succeeds.
     - `documents.add(space, kind, Entry, now)` returns the rank, or None if the key exists. Then nothing changes.
     - `documents.touch(space, kind, key, rank, expires, now)` raises the rank to at least `rank`. A document that
       expires does not expire before `expires`. It raises DocumentMissing.
     - `documents.delete(space, kind, key, now)` returns whether the document existed.
-    - `documents.clear(space, kind, group, now)` deletes a group and returns how many documents it had. `group` None:
-      all documents of the kind.
+    - `documents.clear(space, kind, group, now)` deletes a group and returns how many documents were in it. If `group`
+      is None, it deletes all documents of the kind.
     - `documents.drop(space, now)` deletes all documents of the space.
 
     `read(what, ...)` implements:
 
     - `get(space, kind, keys, now)` returns the existing documents, in the order of `keys`.
     - `find(Query)` returns the documents of a query.
-    - `words(space, kind, now)` returns (key, rank, words) of each document that has words.
+    - `words(space, kind, now)` returns (key, rank, words) of each document with words.
 
-    A backend receives the words of an entry folded, separated by spaces. A document that was deleted and is
-    stored again has version 1 again.
+    A backend receives the words of an entry folded, separated by spaces. If a document was deleted and is stored again,
+    its version is 1 again.
 
     Args:
         clock: The clock of the store.
@@ -224,7 +224,7 @@ class DocumentStore(Backend):
         """Apply operations, all or nothing.
 
         Args:
-            guard: Apply them only if this claim is valid. None: always.
+            guard: Apply them only if this claim is valid. If None, always.
             ops: The operations.
 
         Returns:
@@ -281,7 +281,7 @@ class DocumentStore(Backend):
             space: The space.
             kind: The kind.
             words: The words to search for.
-            limit: At most this many documents. None: all.
+            limit: At most this many documents. If None, all.
         """
         now = self.clock.wall()
         keys = best(words_of(words), await self.read("words", space, kind, now), limit)
@@ -297,7 +297,7 @@ class Collection:
         documents: The document store.
         space: The space.
         kind: The kind.
-        ttl: Seconds after its last write that a document is kept. None: it does not expire.
+        ttl: Seconds after its last write that a document is kept. If None, it does not expire.
 
     Examples:
         >>> import asyncio
@@ -388,10 +388,10 @@ class Collection:
         return Op("documents.delete", (self.space, self.kind, key, self._now()))
 
     def clear(self, group: str | None = None) -> Op:
-        """Delete all documents of a group. None: of the kind.
+        """Delete the documents of a group, or of the kind.
 
         Args:
-            group: The group. None: all documents of the kind.
+            group: Delete only the documents of this group. If None, delete all documents of the kind.
 
         Returns:
             The operation, for `write`.
@@ -412,7 +412,7 @@ class Collection:
     # -- reads
 
     def _decoded(self, found: Iterable[Document]) -> list[Document]:
-        """Return documents that the store has as their readers get them.
+        """Return stored documents as their readers get them.
 
         If the code of a run needs a document that this process cannot read, its attempt is stopped: code that catches
         the error would continue as if there were no document.
@@ -458,13 +458,13 @@ class Collection:
         """Return documents, sorted by (rank, key).
 
         Args:
-            group: Only documents of this group. None: of all.
+            group: Only documents of this group. If None, of all groups.
             prefix: Only documents whose key begins with it.
             low: The smallest rank, inclusive.
             high: The greatest rank, exclusive.
             descending: Return the documents in descending order.
             offset: Skip this many documents.
-            limit: Return at most this many documents. None: all.
+            limit: Return at most this many documents. If None, all.
 
         Raises:
             InvalidArgument: `offset` or `limit` is negative.
@@ -482,15 +482,15 @@ class Collection:
     ) -> AsyncIterator[list[Document]]:  # fmt: skip
         """Yield documents in order of rank, in pages of about `size`.
 
-        Each document is yielded once, also if other writers change the collection. For that a page begins at the rank
-        at which the previous one ended; an offset would change its meaning with each write.
+        Each document is yielded once, even if other writers change the collection. For that a page begins at the rank
+        at which the previous page ended; an offset would change its meaning with each write.
 
         Args:
-            group: Only documents of this group. None: of all.
+            group: Only documents of this group. If None, of all groups.
             low: The smallest rank, inclusive.
             high: The greatest rank, exclusive.
             descending: Yield the documents in descending order.
-            size: About how many documents a page has.
+            size: About how many documents are in a page.
         """
         last_keys: set[str] = set()  # keys with the last rank that were already yielded
         while True:
@@ -511,7 +511,7 @@ class Collection:
 
         Args:
             words: The words to search for.
-            limit: At most this many documents. None: all.
+            limit: At most this many documents. If None, all.
 
         Raises:
             NotSupported: A payload codec encodes the documents, so their words are not stored.
@@ -529,8 +529,8 @@ class Collection:
 
         Args:
             key: The key of the document.
-            fn: Receives the stored document, or None, and returns the new one. If it returns None, nothing changes. It
-                is called again after a conflict, so it must have no side effects.
+            fn: Receives the stored document, or None, and returns the new document. If it returns None, nothing
+                changes. It is called again after a conflict, so it must not cause side effects.
             *also: Operations for the same commit.
 
         Returns:
@@ -573,7 +573,7 @@ def storable(text: Any, what: str, kind: str) -> None:
     """Check that a value can be stored as text.
 
     Raises:
-        InvalidArgument: It is not a string, or it has a lone surrogate, which UTF-8 cannot encode.
+        InvalidArgument: It is not a string, or it contains a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(text, str):
         raise must(f"the {what} of a {kind}", "be a string", text)
@@ -626,9 +626,9 @@ def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: 
     The texts with the most matching words come first, then those with the highest rank.
 
     Args:
-        wanted: The words. The last one also matches words that begin with it.
+        wanted: The words. The last word also matches words that begin with it.
         texts: (key, rank, folded words) of each text.
-        limit: At most this many keys. None: all.
+        limit: At most this many keys. If None, all.
     """
     if not wanted:
         return []
@@ -645,7 +645,7 @@ def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: 
 
 
 def text_in(content: Any) -> str:
-    """Return a string itself. Of a list or dict, return all strings in it except keys, one on each line."""
+    """Return a string itself. Of a list or dict, return all strings in it except keys, each on a line."""
     found: list[str] = []
     remaining = [content]
     while remaining:

@@ -46,7 +46,7 @@ class DurableDirectory:
         self._draft_count = 0
 
     def path(self, relative: str) -> str:
-        """Return the absolute path of a relative one."""
+        """Return the absolute path for a relative path."""
         return os.path.join(self.root, *relative.split("/")) if relative else self.root
 
     def exists(self) -> bool:
@@ -194,7 +194,7 @@ class DurableDirectory:
         return [f"{DRAFTS}/{name}" for name in self.names(DRAFTS)]
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file. It replaces an existing one."""
+        """Rename a file. It replaces an existing file."""
         self._check(os.path.dirname(target))
         with storage_errors(self.path(target)):
             os.replace(self.path(source), self.path(target))

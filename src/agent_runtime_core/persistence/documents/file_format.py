@@ -143,7 +143,7 @@ def part(text: str) -> str:
 
 
 def text_of(part: str) -> str | None:
-    """Undo `part`. None: the part has a hash, and only the file contains the text."""
+    """Undo `part`. None if the part contains a hash, so that only the file contains the text."""
     if "%" not in part:
         return part
     if part == "%":
@@ -159,7 +159,7 @@ def ident(key: str, group: str) -> str:
 
 
 def key_of(ident: str, group: str | None) -> str | None:
-    """Return the key of an ident in a group. None: the name has a hash, and only the file contains the key."""
+    """Return the key of an ident in a group. None if the name contains a hash: then only the file contains the key."""
     text = text_of(ident[1:])
     if text is None or ident[0] == "~":
         return text
@@ -173,7 +173,7 @@ def name_of(rank: float, ident: str) -> str:
 
 
 def parsed(name: str) -> tuple[float, str] | None:
-    """Return (rank, ident) of the name of a document's file. None: it is another file."""
+    """Return (rank, ident) of the name of a document's file. None for another file."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

@@ -1,9 +1,9 @@
 """An index of the documents of one kind, read from the names of their files.
 
-A read or commit lists the directories it needs, and keeps the listings for the next one. A directory is listed again
-if its modification time has changed, or was so recent that a later change may have left the same time.
+A read or commit lists the directories it needs, and keeps the listings for the next access. A directory is listed again
+if its modification time changed, or was so recent that a later change may have left the same time.
 
-The file `~last` of a group holds the highest rank that the group ever had, if no document has it any more.
+The file `~last` of a group holds the highest rank ever used in the group, if no document uses it any more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _rank = attrgetter("rank")
 
 
 class DocumentFile(NamedTuple):
-    """A file named `<rank><ident>.json` in the directory of a group; "." is the group of documents without one."""
+    """A file named `<rank><ident>.json` in the directory of a group; "." is the group of documents without a group."""
 
     group: str
     rank: float
@@ -48,7 +48,7 @@ class Listing(NamedTuple):
     kept_rank: float = 0.0  # the rank in `~last`
     last: float = 0.0  # the highest rank the group ever had
     names: frozenset[str] = frozenset()  # all that is in the directory
-    modified: int | None = None  # modification time of the directory in ns; None: list it again next time
+    modified: int | None = None  # modification time of the directory in ns; if None, list it again next time
 
 
 class NameIndex:
@@ -192,7 +192,7 @@ class NameIndex:
     # -- reading files
 
     def key(self, file: DocumentFile) -> str:
-        """Return the key of a document. Its file is read only if the name has a hash instead of the key."""
+        """Return the key of a document. Its file is read only if the name contains a hash instead of the key."""
         key = key_of(file.ident, text_of(file.group))
         return self.record(file).key if key is None else key
 
@@ -233,7 +233,7 @@ def directory_of(space: str, kind: str) -> str:
 
 
 def group_part(group: str) -> str:
-    """Return the name of the directory of a group, or "." for documents without one."""
+    """Return the name of the directory of a group, or "." for documents without a group."""
     return part(group) if group else "."
 
 

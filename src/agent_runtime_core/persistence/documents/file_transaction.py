@@ -88,7 +88,7 @@ class FileTransaction(DocumentTransaction):
         fence = json.loads(unsealed(data, path) + b"}")
         if fence.get("key") != key or not isinstance(fence.get("token"), str):
             raise StorageCorrupt(
-                f"{path} must be the fence of {key!r}, got that of {fence.get('key')!r}. Move it away."
+                f"{path} must be the fence of {key!r}, got the fence of {fence.get('key')!r}. Move it away."
             )
         token: str = fence["token"]
         return token

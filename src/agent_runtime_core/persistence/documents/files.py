@@ -77,7 +77,7 @@ class FileDocuments(DocumentStore):
         if self._closed:
             raise StorageClosed(f"{self.root} was closed")
         if self._pid != os.getpid():
-            self._start()  # after a fork: the child process has no threads of the parent
+            self._start()  # after a fork: the threads of the parent do not exist in the child process
         return self._database
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
@@ -96,7 +96,7 @@ class FileDocuments(DocumentStore):
 
     def submit(self, request: CommitRequest | ReadRequest) -> None:
         """Queue a request for the thread of this store, and start the thread if there is none."""
-        with self._starting:  # two threads must not use the index of a kind at once
+        with self._starting:  # two threads must not use the index of a kind at the same time
             if self._thread is None:
                 arguments = (self._database, self._inbox)
                 self._thread = threading.Thread(target=_serve, args=arguments, name="agent-runtime-files", daemon=True)

@@ -26,7 +26,7 @@ class DocumentTransaction(ABC):
 
     @abstractmethod
     def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
-        """Return a document, or None if it does not exist or has expired.
+        """Return a document, or None if it does not exist or is expired.
 
         Args:
             space: The space.
@@ -63,7 +63,7 @@ class DocumentTransaction(ABC):
             space: The space.
             kind: The kind.
             document: The document.
-            entry: Has its words and its mark. None keeps the stored ones.
+            entry: Contains its words and its mark. None keeps the stored words and mark.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class DocumentTransaction(ABC):
         Args:
             space: The space.
             kind: The kind.
-            group: The group. None: all groups.
+            group: The group. If None, all groups.
             now: The current time, in seconds since the epoch.
         """
 
@@ -117,7 +117,7 @@ def put(
 
 
 def add(tx: DocumentTransaction, space: str, kind: str, entry: Entry, now: float) -> float | None:
-    """Store a new document, and return its rank. None: the key exists, and nothing changes."""
+    """Store a new document, and return its rank. None if the key exists; then nothing changes."""
     if tx.get(space, kind, entry.key, now) is not None:
         return None
     return put(tx, space, kind, entry, 0, now)[1]
@@ -138,10 +138,10 @@ def touch(
 def rewrite(
     tx: DocumentTransaction, space: str, kind: str, key: str, old: str, new: str, keeps_words: bool, now: float
 ) -> bool:
-    """Replace a text by the same one, encoded in another way, and return whether the old one is stored.
+    """Replace a text by the same text in another encoding, and return whether the old text is stored.
 
-    The document keeps everything else, its version too, so that no writer has a conflict. Without `keeps_words` the
-    words for the search are deleted.
+    The document keeps everything else, including its version, so that no writer has a conflict. Without `keeps_words`
+    the words for the search are deleted.
     """
     stored = tx.get(space, kind, key, now)
     if stored is None or stored.text != old:
@@ -229,7 +229,7 @@ APPLIED: Final[Operations] = {
 
 
 def on(transaction: Callable[[Any], Any], operations: Operations) -> dict[str, Callable[..., Any]]:
-    """Return the operations for the transactions of an engine. `transaction` wraps one."""
+    """Return the operations for the transactions of an engine. `transaction` wraps a transaction."""
 
     def adapted(operation: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tx, *args: operation(transaction(tx), *args)

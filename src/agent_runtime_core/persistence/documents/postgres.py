@@ -81,7 +81,7 @@ def _lexemes(words: str) -> list[str] | None:
 
 
 class PostgresDocumentTransaction(DocumentTransaction):
-    """The documents in a transaction. One that is read here is locked."""
+    """The documents in a transaction. A document that is read here is locked."""
 
     def __init__(self, tx: PostgresTx) -> None:
         self._tx = tx
@@ -135,7 +135,7 @@ def _delete(tx: PostgresTx, space: str, kind: str, key: str, now: float) -> bool
 
 
 def _clear(tx: PostgresTx, space: str, kind: str, group: str | None, now: float) -> int:
-    # A parameter of RETURNING comes after those of WHERE.
+    # A parameter of RETURNING comes after the parameters of WHERE.
     if group is None:
         return sum(live for (live,) in tx.execute(_CLEAR, (space, kind, now)))
     return sum(live for (live,) in tx.execute(_CLEAR_GROUP, (space, kind, group, now)))
@@ -165,7 +165,7 @@ def _find(view: PostgresConnection, query: Query) -> list[Document]:
 
 
 def _words(view: PostgresConnection, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
-    """Return (key, rank, words) of each document that has words."""
+    """Return (key, rank, words) of each document with words."""
     return view.execute(_WORDS, (space, kind, now)).fetchall()
 
 

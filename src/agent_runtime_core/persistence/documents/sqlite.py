@@ -25,7 +25,7 @@ _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
 class SQLiteWrites:
     """The document of one operation, in a transaction of a SQLite engine.
 
-    It has the methods of `DocumentTransaction` that write one document. The other operations are statements of SQL.
+    It implements the methods of `DocumentTransaction` that write one document. The other operations are SQL statements.
     """
 
     def __init__(self, tx: SQLiteTx) -> None:
@@ -156,7 +156,7 @@ def get(view: sqlite3.Connection, space: str, kind: str, keys: Sequence[str], no
 
 
 def _documents(found: sqlite3.Cursor) -> list[Document]:
-    # All rows are fetched before one is decoded. If decoding raised with rows left, the connection would stay in its
+    # All rows are fetched before a row is decoded. If decoding raised with rows left, the connection would stay in its
     # read transaction, and later reads would see old data.
     return [tables.read(row).document for row in found.fetchall()]
 
@@ -201,7 +201,7 @@ def _prefix_end(prefix: str) -> str | bytes:
 
 
 def words_of_kind(view: sqlite3.Connection, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
-    """Return (key, rank, words) of each document that has words."""
+    """Return (key, rank, words) of each document with words."""
     return sqlite_fts.texts(view, tables.kind_id_of(view, space, kind), now)
 
 
@@ -217,7 +217,7 @@ class IndexDamaged(Exception):
 def search(
     view: sqlite3.Connection, space: str, kind: str, words: Sequence[str], limit: int | None, now: float
 ) -> list[Document] | None:
-    """Return the documents that contain all words. None: the index does not contain all documents.
+    """Return the documents that contain all words. None if the index does not contain all documents.
 
     Raises:
         IndexDamaged: The index cannot be read.
@@ -242,7 +242,7 @@ class SQLiteDocuments(SQLiteBackend, DocumentStore):
     reads: ClassVar[Reads] = {"get": get, "find": find, "words": words_of_kind, "kinds": kinds, "search": search}
 
     async def discard_index(self) -> None:
-        """Delete the full-text index. The next search makes a new one."""
+        """Delete the full-text index. The next search makes a new index."""
         await self.commit(None, [Op(sqlite_fts.DISCARD)])
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:

@@ -2,7 +2,7 @@
 
 The words are in a table, and the index (FTS5) is built from that table. If `upto` is ALL, the index contains all rows.
 If it is another number, it contains the rows up to that id. If it is STALE, the index must be rebuilt. A process whose
-SQLite has no FTS5 writes words too. It marks the index as stale, and its searches read all words. A damaged index is
+SQLite lacks FTS5 writes words too. It marks the index as stale, and its searches read all words. A damaged index is
 marked as stale too, because it can be rebuilt from the words.
 """
 
@@ -42,7 +42,7 @@ _TEXTS = (
 
 @functools.cache
 def has_index() -> bool:
-    """Return whether the SQLite library of this process has FTS5."""
+    """Return whether the SQLite library of this process includes FTS5."""
     conn = sqlite3.connect(":memory:")
     try:
         conn.execute("CREATE VIRTUAL TABLE probe USING fts5 (words)")
@@ -110,7 +110,7 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Return whether only the index is damaged."""
     return (
         getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT_VTAB
-    )  # an error of the Python driver has no code
+    )  # an error of the Python driver contains no code
 
 
 def _indexed(tx: SQLiteTx, id_: int) -> bool:

@@ -14,7 +14,7 @@ from .base import Document
 SWEPT = 8  # expired documents that a write deletes, at most
 
 # Only version 0.6.0 uses `stamp`, to count the changes of a kind. The text is the last column, because SQLite reads the
-# other columns faster if they come before a long one.
+# other columns faster if they come before a long column.
 MIGRATIONS = (
     """CREATE TABLE arc_document_kinds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, kind TEXT NOT NULL, stamp INTEGER NOT NULL DEFAULT 0,
@@ -114,7 +114,7 @@ def stored(tx: SQLiteTx, kind_id: int | None, key: str) -> Row | None:
 
 
 def has_expired(document: Document, now: float) -> bool:
-    """Return whether a document has expired."""
+    """Return whether a document is expired."""
     return document.expires is not None and document.expires <= now
 
 
@@ -143,7 +143,7 @@ def sweep(tx: SQLiteTx, now: float) -> None:
 
 
 def delete_kind(tx: SQLiteTx, kind_id: int) -> None:
-    """Delete a kind that has no documents."""
+    """Delete a kind without documents."""
     space, kind = tx.execute("SELECT space, kind FROM arc_document_kinds WHERE id = ?", (kind_id,)).fetchone()
     tx.execute("DELETE FROM arc_document_kinds WHERE id = ?", (kind_id,))
     tx.counters.pop(f"documents:{space}\0{kind}", None)

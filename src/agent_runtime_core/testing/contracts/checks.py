@@ -207,7 +207,7 @@ class _Limit:
 
 
 def hides_nothing(backend: Backend) -> None:
-    """Check that no attribute of the backend replaces an inherited one and is used differently."""
+    """Check that no attribute of the backend replaces an inherited attribute and is used differently."""
     mine, base = type(backend).__name__, next(each for each in type(backend).__mro__ if Backend in each.__bases__)
     for name, inherited in vars(base).items():
         if name.startswith(("__", "_abc_")):
@@ -271,7 +271,7 @@ def _difference(found: Any, expected: Any) -> str:
 
 
 def _text_difference(expected: str, found: str) -> str:
-    """Both texts; long ones start shortly before their first difference."""
+    """Both texts; long texts start shortly before their first difference."""
     if expected == found:
         return f"expected {expected:.{SHOWN}}, found an unequal value with the same repr"
     alike = next((n for n, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
@@ -353,7 +353,7 @@ async def keeps_the_loop_free(fill: Callable[[int], Awaitable[Any]], many: int, 
 
 
 def _switches() -> int:
-    """Return how often this thread has given up the processor to wait."""
+    """Return how often this thread gave up the processor to wait."""
     switches: int = resource.getrusage(SWITCHES or 0).ru_nvcsw
     return switches
 

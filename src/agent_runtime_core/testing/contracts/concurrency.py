@@ -1,4 +1,4 @@
-"""Cases with several backend objects on one store, as in several processes. Run one with `await case(make, again)`.
+"""Cases with several backend objects on one store, as in several processes. Run a case with `await case(make, again)`.
 
 `make(**options)` returns a backend on a new and empty store, as for the other cases. `again(backend)` opens another
 object on the same store; `backend` may be closed by then. `check(make, again=again)` runs these cases too.

@@ -384,7 +384,7 @@ async def _fails(client: LLMClient, says: TextReply, what: str) -> None:
 
 
 async def _tasks_finished(before: set[asyncio.Task[Any]]) -> None:
-    """Wait until all new tasks have finished, including those of a server that waits for its client."""
+    """Wait until all new tasks are finished, including tasks of a server that waits for its client."""
     waited = 0.0
     while left := [task for task in asyncio.all_tasks() - before if not task.done()]:
         if waited > PATIENCE / 4:

@@ -18,7 +18,7 @@ from .checks import PATIENCE
 
 T = TypeVar("T")
 
-#: The API key of the client, if it needs one. No error may contain it.
+#: The API key of the client, if it needs a key. No error may contain it.
 KEY = "sk-contract-0123456789abcdef"
 #: The model name in the provider's responses.
 MODEL = "contract-model"
@@ -164,7 +164,7 @@ async def _supported(make: Make, script: Sequence[Reply]) -> AsyncIterator[LLMCl
 
 @contextlib.asynccontextmanager
 async def opened(make: Make, *script: Reply) -> AsyncIterator[LLMClient]:
-    """Open a client whose provider sends the n-th reply for the n-th request, and the last one for later requests."""
+    """Open a client whose provider sends the n-th reply for the n-th request, and the last reply for later requests."""
     async with asyncio.timeout(PATIENCE), make(script) as client:
         yield client
 
@@ -193,7 +193,7 @@ async def failed(call: Awaitable[object], what: str) -> ProviderError:
 async def stream_of(
     client: LLMClient, messages: list[Any] | None = None, **options: Any
 ) -> AsyncGenerator[LLMStreamChunk, None]:
-    """Read a stream as an agent loop does; skip the case if the client has no streams."""
+    """Read a stream as an agent loop does; skip the case if the client does not stream."""
     began, stream = False, None
     try:
         found: Any = client.stream(ASK if messages is None else messages, **options)

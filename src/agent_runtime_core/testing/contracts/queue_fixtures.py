@@ -40,7 +40,7 @@ async def add(queue: RunQueue, *agents: str, **options: Any) -> list[str]:
 
 
 async def one(queue: RunQueue, worker: str, lease: float = LEASE, **options: Any) -> RunRow:
-    """Claim one run; there must be one."""
+    """Claim one run; a run must be there."""
     rows = await queue.claim_rows(worker, lease, **options)
     same(len(rows), 1, f"the number of runs claimed by worker {worker!r}")
     return rows[0]
@@ -63,7 +63,7 @@ async def drain(queue: RunQueue, worker: str = "w") -> list[QueuedRun]:
 
 
 def once(seen: set[str], run_id: str, agent: str) -> None:
-    """Add a run to the claimed ones. A run that can be claimed twice would make the caller loop for ever."""
+    """Add a run to the claimed runs. A run that can be claimed twice would make the caller loop for ever."""
     if run_id in seen:
         raise AssertionError(f"run {run_id} of agent {agent!r} was claimed again, but was not released")
     seen.add(run_id)

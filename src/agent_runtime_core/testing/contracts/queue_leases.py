@@ -280,7 +280,7 @@ async def a_caller_that_is_cancelled_in_a_commit_is_cancelled(make: Make) -> Non
 
 @CASES
 async def a_claim_holds_past_its_lease_until_somebody_takes_the_run(make: Make) -> None:
-    """An expired lease allows a new claim, but does not fence the old one."""
+    """An expired lease allows a new claim, but does not fence the old claim."""
     async with opened(make) as (queue, clock):
         row = await claim_new(queue)
         await queue.claim("w")

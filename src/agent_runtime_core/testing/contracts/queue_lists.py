@@ -24,7 +24,7 @@ async def listed(queue: RunQueue, **wanted: Any) -> str:
 
 
 async def several(queue: RunQueue, clock: VirtualClock, agents: str, **options: Any) -> list[RunRow]:
-    """Enqueue a run for each letter, a second after the one before it."""
+    """Enqueue a run for each letter, each a second after the run before."""
     rows = []
     for agent in agents:
         clock.advance(1)

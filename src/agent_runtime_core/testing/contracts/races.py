@@ -43,11 +43,11 @@ from .queue_fixtures import LEASE, add, claim_new, drain, names, one, settle
 
 __all__ = ["EVENTS", "QUEUE", "STATE"]
 
-OFFSETS = 6  # rounds in which the first writer starts before the other one, and as many after it
+OFFSETS = 6  # rounds in which the first writer starts before the other writer, and as many after it
 SLOW = 0.0005  # seconds of a commit that is more than a few loop iterations
 MACHINE = 1e6  # seconds between the boot times of two machines
 
-MANY = 24  # operations of a commit that takes longer than one that supersedes its claim
+MANY = 24  # operations of a commit that takes longer than a commit that supersedes its claim
 OTHER = UUID(int=999)
 
 Start = Callable[[], Awaitable[None]]
@@ -215,7 +215,7 @@ async def a_claim_that_is_superseded_through_the_other_queue_writes_before_or_no
             clock.advance(LEASE + 1)
 
             async def supersede(agent: str, run_id: str) -> int:
-                # A store may leave out a row that another transaction has locked.
+                # A store may leave out a row that another transaction locks.
                 while not await second.claim_rows("w2", LEASE, agent_keys=[agent]):  # noqa: ASYNC110 - see above
                     await asyncio.sleep(0)
                 return len(await second.children(run_id))

@@ -4,7 +4,7 @@ Run one of `CASES` with `await case(make)`, or all with `await check(make)`. `ma
 empty queue, bus and store with this clock. A failing case raises AssertionError, or the unexpected error of a backend.
 
 With `again`, a function that opens three other objects on the store of a queue, bus and store, runs of several
-processes, and on objects that were opened one by one, are checked too: `await check(make, again=again)`.
+processes, and on objects that were opened one after the other, are checked too: `await check(make, again=again)`.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ async def each_run_has_a_row_of_its_own(make: Make) -> None:
 
 @CASES
 async def an_effect_has_several_digests(make: Make) -> None:
-    """With a codec, a store has digests of several keys. Operations pass the other digests of the same effect."""
+    """With a codec, a store contains digests of several keys. Operations pass the other digests of the same effect."""
     plain, old, new, lost = "d", "h.0a.d", "h.0b.d", "h.0c.d"
 
     async def stored(store: StateStore, *digests: str) -> list[str]:

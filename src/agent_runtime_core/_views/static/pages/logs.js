@@ -1,6 +1,6 @@
 // The live log of a run (newest at the bottom, filtered by type, with a jump to a sequence number), and its journal.
 import { html, useContext, useEffect, useMemo, useRef, useState } from "../ui.js";
-import { count, duration, plural } from "../format.js";
+import { count, duration, plural, shortId } from "../format.js";
 import { About, followEvents, usePages } from "../queries.js";
 import { Empty, Failed, Json, LoadedList, Loading, LogRow, Select, Split, Windowed, useNarrow } from "../parts.js";
 import { go } from "../router.js";
@@ -31,13 +31,14 @@ function useEvents(runId, live) {
 /** The beginning of what an event says. Only visible rows ask for it, because a payload may be large. */
 function summaryOf({ payload, from_agent }) {
   const names = [...new Set([...SHOWN_FIRST.filter((name) => name in payload), ...Object.keys(payload)])];
-  const fields = names.filter((name) => payload[name] !== null && !name.endsWith("_id")).slice(0, 5)
-    .map((name) => (SHOWN_FIRST.includes(name) ? "" : `${name}=`) + brief(payload[name]));
-  return [...(from_agent ? ["emitted by the agent"] : []), ...fields].join(", ");
+  const field = (name) => (SHOWN_FIRST.includes(name) ? "" : `${name}=`) + brief(payload[name]);
+  const [ids, others] = [true, false].map((isId) => names.filter((name) => payload[name] !== null && name.endsWith("_id") === isId));
+  return [...(from_agent ? ["emitted by the agent"] : []), ...others.slice(0, 5).map(field), ...ids.slice(0, 5).map(field)].join(", ");
 }
 
 function brief(value) {
   if (Array.isArray(value)) return `[${value.length}]`;
+  if (typeof value === "string") return value && shortId(value).slice(0, 160);
   return value && typeof value === "object" ? `{${Object.keys(value).slice(0, 4).join(", ")}}` : String(value).slice(0, 160);
 }
 

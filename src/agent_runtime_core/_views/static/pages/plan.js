@@ -68,17 +68,17 @@ function Graph({ plan, chosen, onOpen }) {
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0,0 L8,4 L0,8 Z" /></marker></defs>
       ${edges.map(([from, to]) => html`<path key=${`${from.node.id} ${to.node.id}`} class="plan-edge" d=${curve(from, to)} marker-end="url(#arrow)" />`)}
       ${places.map(({ node, x, y }) => html`<foreignObject key=${node.id} x=${x} y=${y} width=${WIDTH} height=${HEIGHT}>
-        <button type="button" data-row class=${`plan-node ${stateClass(node.state)}`} aria-pressed=${node.id === chosen} title=${node.name} onClick=${() => onOpen(node.id)}>
-          <span class="cut strong">${node.name}</span><${State} state=${node.state} /></button></foreignObject>`)}
+        <button type="button" data-row class=${`plan-node ${stateClass(node.state)}`} aria-pressed=${node.id === chosen} title=${node.tool ? `${node.name}: ${node.tool}` : node.name} onClick=${() => onOpen(node.id)}>
+          <span class="cut strong">${node.name}</span><span class="plan-note"><${State} state=${node.state} />${node.tool && html`<code class="cut">${node.tool}</code>`}</span></button></foreignObject>`)}
     </svg>
   </div>`;
 }
 
 function List({ plan, chosen, onOpen }) {
   return html`<p class="quiet">${count(plan.nodes.length)} steps are too many for a drawing.</p>
-    <${Table} label="Plan" head=${["Step", "State", ["Duration", "num"], ["Attempts", "num"]]} rows=${plan.nodes.map((node) => [
+    <${Table} label="Plan" head=${["Step", "Tool", "State", ["Duration", "num"], ["Attempts", "num"]]} rows=${plan.nodes.map((node) => [
       html`<button type="button" data-row class="link" aria-pressed=${node.id === chosen} onClick=${() => onOpen(node.id)}>${node.name}</button>`,
-      html`<${State} state=${node.state} />`, node.ended_at && between(node.started_at, node.ended_at), node.attempts,
+      node.tool, html`<${State} state=${node.state} />`, node.ended_at && between(node.started_at, node.ended_at), node.attempts,
     ])} />`;
 }
 

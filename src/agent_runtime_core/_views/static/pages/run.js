@@ -9,9 +9,10 @@ import { Timeline } from "./timeline.js";
 import { EventsTab, JournalTab } from "./logs.js";
 import { MessagesTab } from "./messages.js";
 import { PlanTab } from "./plan.js";
+import { TraceTab } from "./trace.js";
 import { Ago, Empty, Facts, Failed, Json, Loading, Notice, PageHead, RunLink, State } from "../parts.js";
 
-const TABS = { timeline: Timeline, events: EventsTab, messages: MessagesTab, plan: PlanTab, journal: JournalTab };
+const TABS = { timeline: Timeline, trace: TraceTab, events: EventsTab, messages: MessagesTab, plan: PlanTab, journal: JournalTab };
 
 export function RunPage({ route, runId, tab = "timeline" }) {
   const [every, setEvery] = useState(2000);
@@ -39,13 +40,13 @@ export function RunPage({ route, runId, tab = "timeline" }) {
     ${(run.questions || []).map((each) => html`<${Question} key=${each.request_id} question=${each} onDone=${() => done("The answer is stored.")} />`)}
     ${run.error_info && html`<section class="run-error" aria-label="Error">
       <p><strong class="failed-title">${live ? "Last error: " : ""}${run.error_info.type}:</strong> ${run.error_info.message}</p>
+      ${run.steps.length > 0 && html`<p><a href=${href(["runs", runId, "trace"], { step: "failed" })}>Show the failed call</a></p>`}
       ${run.error_info.stack && html`<details><summary>Traceback</summary><${Json} value=${run.error_info.stack} lines=${1000} /></details>`}</section>`}
     <${Facts} pairs=${factsOf(run)} />
-    ${(run.actions || []).length > 0 && html`<ul class="standing" aria-label="Actions of people">${run.actions.map((each) =>
-      html`<li>${DONE[each.action] || each.action} ${each.name && html`<strong class="break">${each.name}</strong> `}by <strong class="break">${each.by}</strong>, <${Ago} time=${each.at} /></li>`)}</ul>`}
+    <${Actions} run=${run} />
     <div class="folds">${[["Input", run.input], ["Result", run.result], ["Metadata", run.metadata]].filter(([, value]) => hasValue(value)).map(([name, value]) =>
       html`<details key=${name}><summary>${name}</summary><${Json} value=${value} lines=${24} /></details>`)}</div>
-    <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).map((name) =>
+    <nav class="tabs" aria-label="Parts of the run">${Object.keys(TABS).filter((name) => name === tab || run[`has_${name}`] !== false).map((name) =>
       html`<a key=${name} href=${href(["runs", runId, name])} aria-current=${name === tab ? "page" : null}>${name[0].toUpperCase() + name.slice(1)}</a>`)}</nav>
     ${Tab
       ? html`<${Tab} key=${run.run_id} run=${run} runId=${runId} route=${route} live=${live} />`
@@ -53,7 +54,15 @@ export function RunPage({ route, runId, tab = "timeline" }) {
     ${notice && html`<${Notice} text=${notice} onClose=${() => setNotice(null)} />`}`;
 }
 
-const DONE = { answer: "Answered", cancel: "Cancelled", resume: "Resumed" };
+/** Who forked, answered, cancelled and resumed the run, and when. */
+function Actions({ run: { actions = [], metadata, created_at: at } }) {
+  const forked = metadata && metadata.forked_from && metadata.forked_from.by;
+  const found = [...(forked ? [{ action: "fork", by: forked, at }] : []), ...actions];
+  return found.length > 0 && html`<ul class="standing" aria-label="Actions of people">${found.map((each) =>
+    html`<li>${DONE[each.action] || each.action} ${each.name && html`<strong class="break">${each.name}</strong> `}by <strong class="break">${each.by}</strong>, <${Ago} time=${each.at} /></li>`)}</ul>`;
+}
+
+const DONE = { fork: "Forked", answer: "Answered", cancel: "Cancelled", resume: "Resumed" };
 
 const hasValue = (value) => value !== null && value !== undefined && (typeof value !== "object" || Object.keys(value).length > 0);
 

@@ -1,37 +1,15 @@
-// The small pages about the whole store: open questions, the queue, usage, agents, and what the store is.
-import { html, useContext, useMemo, useRef, useState } from "../ui.js";
-import { Question, SchemaFields, valueOf } from "../actions.js";
-import { ago, count, localTime, plural, secondsOf, stateName, usd } from "../format.js";
+// The small pages about the whole store: the queue, usage, agents, and what the store is.
+import { html, useContext, useMemo, useState } from "../ui.js";
+import { SchemaFields, valueOf } from "../actions.js";
+import { count, localTime, plural, stateName, usd } from "../format.js";
 import {
-  Ago, Button, Confirm, Empty, Facts, Field, Form, Json, Loaded, Notice, PageHead, RunLink, Select, State,
-  StateCounts, Table,
+  Ago, Button, Confirm, Empty, Facts, Field, Form, Json, Loaded, PageHead, RunLink, Select, State, StateCounts, Table,
 } from "../parts.js";
 import { About, Queue, useCan, useQuery } from "../queries.js";
 import { go, href } from "../router.js";
 import { source } from "../source.js";
 
-const MOST = 100;
-
-export function ApprovalsPage() {
-  const query = useQuery("approvals", { limit: MOST }, { every: 4000 });
-  const [notice, setNotice] = useState(null);
-  const shown = useRef(null);
-  // While a confirmation is open, its question stays: the server says whether the answer counts.
-  if (!shown.current || !document.querySelector("dialog[open]")) shown.current = query.data;
-  const done = (question) => {
-    setNotice(`Answered. The run ${question.key || question.run_id} continues.`);
-    query.reload();
-  };
-  return html`
-    <${PageHead} title="Approvals" note=${query.data && plural(query.data.items.length, "open question")} />
-    <${Loaded} query=${{ ...query, data: shown.current }}>${({ items, next }) => html`
-      ${!items.length && html`<${Empty} title="No run waits for an answer.">Questions of runs appear here as soon as they are asked.<//>`}
-      ${items.map((each) => html`<${Question} key=${each.request_id} question=${each} withRun=${true} onDone=${() => done(each)} />`)}
-      ${next && html`<p class="quiet">The oldest ${MOST} questions are shown. The next ones appear when some of these are answered.</p>`}`}<//>
-    ${notice && html`<${Notice} text=${notice} onClose=${() => setNotice(null)} />`}`;
-}
-
-// -- The queue: how many runs wait for what, concurrency keys, and the workers with their leases.
+// -- The queue: how many runs wait for what, and concurrency keys.
 const STATES = ["pending", "running", "waiting", "succeeded", "failed", "timed_out", "cancelled", "dead"];
 
 export function QueuePage() {
@@ -42,7 +20,7 @@ export function QueuePage() {
         ["Due later", count(queue.due_later)],
         ...Object.entries(queue.waiting).map(([word, number]) => [`Waiting: ${stateName(word)}`, count(number)]),
       ]} />
-      <${Depth} queue=${queue} /><${Keys} queue=${queue} /><${Workers} workers=${queue.workers} />`}<//>`;
+      <${Depth} queue=${queue} /><${Keys} queue=${queue} /><p class="section">See the <a href=${href(["workers"])}>workers</a> and their leases.</p>`}<//>`;
 }
 
 function Depth({ queue }) {
@@ -67,24 +45,8 @@ function Keys({ queue }) {
     ${!queue.complete && html`<p class="quiet">From the first 400 runs of each state.</p>`}</section>`;
 }
 
-function Workers({ workers }) {
-  return html`<section class="section"><h2>Workers</h2>
-    ${workers.length
-      ? html`<${Table} label="Workers" head=${["Worker", ["Runs", "num"], "Agents", "First lease ends"]} rows=${workers.map((each) => [
-          each.worker, count(each.runs), Object.entries(each.agents).map(([agent, runs]) => (runs > 1 ? `${agent} × ${runs}` : agent)).join(", "), html`<${Lease} worker=${each} />`,
-        ])} />`
-      : html`<p class="quiet">No worker executes a run now.</p>`}</section>`;
-}
-
-/** A lease that ended without being renewed: the worker is gone, and another one will resume its runs. */
-function Lease({ worker: { lease_ends_at: end, expired } }) {
-  if (!end) return html`<span class="quiet">no end while the run waits in memory</span>`;
-  return html`<time title=${localTime(end)}>${secondsOf(end) * 1000 > Date.now() - 1000 ? localTime(end).slice(11) : ago(end)}</time>
-    ${expired > 0 && html` <span class="badge is-failed">${plural(expired, "expired lease")}</span>`}`;
-}
-
-// -- Tokens and cost by agent, model or day.
-const BY = { agent: "Agent", model: "Model", day: "Day (UTC)" };
+// -- Tokens and cost by agent, tenant, model or day.
+const BY = { agent: "Agent", tenant: "Tenant", model: "Model", day: "Day (UTC)" };
 const DAY = 86400e3; // milliseconds
 const DAYS = { 1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days" };
 
@@ -115,9 +77,9 @@ function Totals({ usage, by }) {
 }
 
 function Name({ by, name }) {
-  if (by === "model") return name;
+  if (by === "model" || !name) return name || "no tenant";
   const since = `${name}T00:00:00Z`;
-  const filter = by === "agent" ? { agent: name } : { since, until: new Date(Date.parse(since) + DAY).toISOString() };
+  const filter = by !== "day" ? { [by]: name } : { since, until: new Date(Date.parse(since) + DAY).toISOString() };
   return html`<a data-row href=${href(["runs"], filter)}>${name}</a>`;
 }
 

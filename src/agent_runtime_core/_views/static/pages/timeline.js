@@ -89,7 +89,7 @@ function Name({ item, children }) {
   return html`<div class="tl-name" ref=${indent}>${children}</div>`;
 }
 
-const took = (row, now) => {
+export const took = (row, now) => {
   const to = row.to ?? (row.state === "in doubt" ? null : now);
   return Number.isFinite(row.from) && row.from !== null && to !== null ? duration(Math.max(to - row.from, 0) / 1000) : "";
 };
@@ -131,7 +131,7 @@ function GroupRow({ item, toggle, place, now }) {
 
 // -- Everything that is stored of one step.
 /** `row` is what the timeline knows of the step, null until it has loaded. */
-function StepDetail({ runId, stepId, row, live }) {
+export function StepDetail({ runId, stepId, row, live }) {
   const query = useQuery(runPath(runId, "steps", stepId), {}, { every: live && (!row || row.to === null) ? 2000 : 0 });
   // A step that has ended since it was read has its output only now.
   useEffect(() => {
@@ -168,12 +168,12 @@ function Step({ step }) {
 }
 
 // -- What is drawn: the axis and the bar of a row or a group. Positions are percent of the width.
-const NARROWEST = 0.4; // percent: a bar of a millisecond is still seen
+const NARROWEST = 0.4; // percent: a narrower bar gets a line of two pixels around it, so a millisecond is still seen
 /** The angle of the stripes of a state. States without one have a plain bar. */
 const STRIPES = { "in-doubt": 45, retrying: 90, failed: -45, waiting: 0 };
 
 /** The patterns that bars refer to, once in the document. */
-function Patterns() {
+export function Patterns() {
   return html`<svg class="tl-patterns" width="0" height="0" aria-hidden="true"><defs>
     ${Object.entries(STRIPES).map(([state, angle]) => html`<pattern key=${state} id=${`tl-${state}`} class=${`is-${state}`}
       width="6" height="6" patternUnits="userSpaceOnUse" patternTransform=${`rotate(${angle})`}>
@@ -187,7 +187,7 @@ function patternOf(state) {
 }
 
 /** The percent of a time in the view. */
-function placeOf(scale, [a, b]) {
+export function placeOf(scale, [a, b]) {
   return (time) => ((positionOf(scale, time) - a) / (b - a)) * 100;
 }
 
@@ -209,12 +209,12 @@ function Axis({ marks, view: [a, b], edge }) {
 function piece({ key, from, to, state, y = "25%", height = "50%" }) {
   if (to < 0 || from > 100) return null;
   const x = Math.min(Math.max(from, -1), 100 - NARROWEST);
-  return html`<rect key=${key} class=${`tl-bar ${stateClass(state)}`} x=${`${x}%`} y=${y} height=${height} rx="3"
+  return html`<rect key=${key} class=${`tl-bar ${stateClass(state)} ${to - x < NARROWEST ? "is-thin" : ""}`} x=${`${x}%`} y=${y} height=${height} rx="3"
     width=${`${Math.max(Math.min(to, 101) - x, NARROWEST)}%`} fill=${patternOf(state)} />`;
 }
 
 /** The bar of a row: its attempts in the colors of their states, each with a mark, joined by a line. */
-function RowBar({ row, place, now }) {
+export function RowBar({ row, place, now }) {
   if (row.from === null) return null; // a copied step ran in the run that was forked
   const tried = row.attempts.filter((each) => each.from !== null);
   if (tried.length < 2) return piece({ from: place(row.from), to: place(row.to ?? now), state: row.state });
@@ -247,7 +247,7 @@ const DRAG_MINIMUM = 6; // pixels
 const STALE = 3600e3; // a "running" run without a sign of life for an hour, such as in a copied file
 
 /** Return [scale, now]. The axis ends when the run ended, or a little after now if it is live. */
-function useScale(rows, run, live) {
+export function useScale(rows, run, live) {
   const [clock, setClock] = useState(now);
   useEffect(() => {
     if (!live) return undefined;

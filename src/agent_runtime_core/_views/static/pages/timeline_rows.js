@@ -16,7 +16,7 @@ function writtenKey(row) {
 }
 
 /** Add times as numbers to a row of the server. */
-function withTimes(row) {
+export function withTimes(row) {
   const attempts = (row.attempts || []).map((each) => ({ ...each, from: millis(each.started_at), to: millis(each.ended_at) }));
   return { ...row, label: row.label || row.name, written: writtenKey(row), state: stateName(row.state), attempts,
     from: millis(row.started_at), to: millis(row.ended_at) };

@@ -101,7 +101,7 @@ def claimed(claim: FencedWrites) -> Iterator[None]:
 
 
 async def rejects_a_stale_worker(table: Collection, home: Committer, where: str) -> None:
-    """Check that of two claims on a run, only the later one writes. The queue is on `home`."""
+    """Check that only the later of two claims on a run writes. The queue is on `home`."""
     run = f"{RUN} on {where}"
     old, new = (FencedWrites(lambda token=token: Guard(run, token), home) for token in (OLD, NEW))  # type: ignore[misc]
     await home.commit(None, [Op(INSTALL, (run, OLD))])

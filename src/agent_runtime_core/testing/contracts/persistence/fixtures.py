@@ -51,7 +51,7 @@ async def raised(writing: Awaitable[Any]) -> Exception | None:
     return None
 
 
-#: A value of every type that JSON has.
+#: A value of every JSON type.
 TREE: dict[str, Any] = {"a": [1, 2.5, True, None, "é \U0001f600"], "$": "a dollar", "": {}, "deep": [[[[]]]]}
 
 #: Names of tenants that a store could take for another tenant, or for a scope of another tenant.

@@ -1,6 +1,6 @@
 """Conformance tests for knowledge stores. Run one of `CASES` with `await case(make)`, or all with `await check(make)`.
 
-`make()` returns a new and empty store. Embeddings are optional: `VECTORS` has the cases for stores with embeddings.
+`make()` returns a new and empty store. Embeddings are optional: `VECTORS` lists the cases for stores with embeddings.
 """
 
 from __future__ import annotations
