@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from .interfaces import TraceSink as TraceSink
     from .interfaces import current_run as current_run
     from .limits import ModelLimits as ModelLimits
+    from .limits import RateLimit as RateLimit
     from .limits import RunLimits as RunLimits
     from .limits import SpendPool as SpendPool
     from .loop import CancellationToken as CancellationToken
@@ -166,7 +167,7 @@ else:
         "UnserialisableResult WaitTimeout",
         ".interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
-        ".limits": "ModelLimits RunLimits SpendPool",
+        ".limits": "ModelLimits RateLimit RunLimits SpendPool",
         ".loop": "CancellationToken TurnState agent_tool run_turn_loop",
         ".persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
         "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore "

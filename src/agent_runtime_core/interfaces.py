@@ -19,6 +19,7 @@ from ._core.event_types import EventType
 from ._core.typed_steps import typed_step
 from ._core.validation import Shown, must
 from .errors import LimitExceeded, NotSupported, OutputMismatch, RunFailed, deciding_error, shortened, text_of
+from .limits import RateLimit
 from .retry import Delay
 from .status import RunStatus, status_words
 from .tools.registry import ToolRegistry
@@ -640,6 +641,8 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
             `float("inf")` is no limit.
         stall_timeout_seconds: Seconds after which an attempt that records nothing ends, instead of the runner's;
             `float("inf")` is no limit.
+        rate_limit: How many runs of this agent start in a period, for runs that are submitted where the agent is
+            registered; see `RateLimit`.
 
     Examples:
         >>> import asyncio
@@ -674,6 +677,7 @@ class AgentRuntime(ABC):  # noqa: B024 - its abstract methods are inside `if`
     accepts_code_versions: Collection[str] = ()
     run_timeout_seconds: float | None = None
     stall_timeout_seconds: float | None = None
+    rate_limit: RateLimit | None = None
 
     #: Schedules that a worker with this agent stores: options of `runner.schedules.put`. See `schedule`.
     schedules: Sequence[Mapping[str, Any]] = ()

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from ._core.arguments import checked_name
 from ._core.context_vars import queued
-from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number, with_known_names
+from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, SettingType, number, with_known_names
 from ._core.validation import must, unknown
 from .errors import InvalidArgument, LimitExceeded
 
-__all__ = ["ModelLimits", "RunLimits", "SpendPool"]
+__all__ = ["ModelLimits", "RateLimit", "RunLimits", "SpendPool"]
 
 Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as a wait that can be cancelled
 
@@ -284,6 +284,76 @@ class RunLimits:
         pools = found.pop("pools")
         return {**found, "pools": [each.as_dict() for each in pools]} if pools else found
 
+
+LEAST_PERIOD = 0.001  # seconds
+ALL_AGENTS: Final = "*"  # the key of a rate limit for the runs of all agents
+
+
+@partial(with_known_names, what="rate limit")
+@dataclass(frozen=True)
+class RateLimit:
+    """At most so many runs start in any period. The others wait in the queue, without a slot, and start in order.
+
+    All workers on a store share the count. It counts attempts that start, so also retries; a parked run that resumes
+    is no start.
+
+        class Mailer(AgentRuntime):
+            key = "mailer"
+            rate_limit = RateLimit(50, per=1.0)
+
+    Args:
+        starts: Most starts in any sliding period.
+        per: The length of the period: seconds, or a timedelta.
+        key: Runs with this key and the same period are counted together, whichever agent executes them. None: the runs
+            of each agent, or those of all agents ("*") for the limit of a `RunnerConfig`. A function is called with the
+            input of each new run and returns the key, or None for a run without a rate limit.
+        per_tenant: Count the runs of each tenant apart.
+
+    Raises:
+        InvalidArgument: A value is invalid.
+
+    Examples:
+        >>> from agent_runtime_core import RateLimit
+        >>> RateLimit(50, per=1.0, key="mail").starts
+        50
+    """
+
+    starts: int
+    per: float | _dt.timedelta
+    key: str | Callable[[Mapping[str, Any]], str | None] | None = None
+    per_tenant: bool = False
+
+    def __post_init__(self) -> None:
+        POSITIVE.check("starts", self.starts)
+        seconds = self.per.total_seconds() if isinstance(self.per, _dt.timedelta) else self.per
+        _PERIOD.check("per", seconds)
+        object.__setattr__(self, "per", float(seconds))
+        if self.key is not None and not callable(self.key):
+            checked_name("key", self.key)
+        TRUTH.check("per_tenant", self.per_tenant)
+
+    def text(self, agent: str, input: Mapping[str, Any], tenant: str) -> str | None:
+        """Return the limit as the row of a run stores it; None if it does not limit this run.
+
+        Args:
+            agent: The agent of the run.
+            input: The input of the run.
+            tenant: The tenant of the run, or "".
+        """
+        key = self.key(input) if callable(self.key) else self.key
+        if key is None and callable(self.key):
+            return None
+        counted = f"agent {agent}" if key is None else f"key {checked_name('the key of a rate limit', key)}"
+        # No name has a line break, so no key is that of another tenant.
+        return f"{self.starts} {self.per!r} {counted}" + (f"\ntenant {tenant}" if self.per_tenant else "")
+
+
+_PERIOD = dataclasses.replace(number(LEAST_PERIOD), wanted="a number of seconds of at least 0.001, or a timedelta")
+#: Who takes turns: the tenants, or what a function returns for the input of a run.
+TURNS: Final = SettingType(
+    "'tenant', a function of the input, or None", lambda value: value in (None, "tenant") or callable(value)
+)
+RATE_LIMIT: Final = SettingType("RateLimit(...) or None", lambda value: value is None or isinstance(value, RateLimit))
 
 _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
 _NUMBERS = _NAMES[:-2]  # all but count_estimates and pools

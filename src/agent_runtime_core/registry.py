@@ -10,6 +10,7 @@ from ._core.settings import TIME_LIMIT
 from ._core.validation import Shown, must, type_name
 from .errors import brief
 from .interfaces import AgentRuntime
+from .limits import RATE_LIMIT, RateLimit
 
 __all__ = [
     "DEFAULT",
@@ -57,6 +58,8 @@ def key_of(runtime: AgentRuntime) -> str:
     for name in TIME_LIMITS:
         if (value := getattr(runtime, name, None)) is not None:
             TIME_LIMIT.check(f"{type(runtime).__name__}.{name}", value)
+    if (limit := getattr(runtime, "rate_limit", None)) is not None:
+        RATE_LIMIT.check(f"{type(runtime).__name__}.rate_limit", limit)
     return key
 
 
@@ -86,6 +89,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._agents: dict[str, _Registered] = {}
+        #: The rate limits of the agents that had one when they were registered, by key. Each submission reads it.
+        self.rate_limits: dict[str, RateLimit] = {}
 
     def register(
         self,
@@ -130,12 +135,19 @@ class Registry:
         key, entry = key_of(runtime), _Registered(runtime, limits)
         present = self._agents.setdefault(key, entry)
         if present is entry:
+            self._keep_rate_limit(key, runtime)
             return
         if _class_name(present[0]) != _class_name(runtime):
             got = Shown(f"{brief(key)} for {_class_name(present[0])} and {_class_name(runtime)}")
             fix = f"Give one of them another key, or call unregister_runtime({brief(key)}) first"
             raise must("agent key", "be unique", got, fix)
         self._agents[key] = entry
+        self._keep_rate_limit(key, runtime)
+
+    def _keep_rate_limit(self, key: str, runtime: AgentRuntime) -> None:
+        self.rate_limits.pop(key, None)
+        if (limit := getattr(runtime, "rate_limit", None)) is not None:
+            self.rate_limits[key] = limit
 
     def get(self, key: str) -> AgentRuntime | None:
         """Return the agent with that key, or None.
@@ -174,11 +186,15 @@ class Registry:
         Returns:
             Whether an agent had that key.
         """
-        return isinstance(key, str) and self._agents.pop(key, None) is not None
+        if not isinstance(key, str) or self._agents.pop(key, None) is None:
+            return False
+        self.rate_limits.pop(key, None)
+        return True
 
     def clear(self) -> None:
         """Remove every agent."""
         self._agents.clear()
+        self.rate_limits.clear()
 
 
 class Preferring(Registry):
@@ -190,7 +206,7 @@ class Preferring(Registry):
 
     def __init__(self, other: Registry) -> None:
         super().__init__()
-        self._other, self._agents = other, other._agents
+        self._other, self._agents, self.rate_limits = other, other._agents, other.rate_limits
         self._own: dict[str, AgentRuntime] = {}
 
     def prefer(self, runtime: AgentRuntime) -> None:

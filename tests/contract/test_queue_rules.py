@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from agent_runtime_core.testing.clock import VirtualClock
 IDS = [str(UUID(int=(n + 1) << 100 | n)) for n in range(6)]
 TENANTS = ["", "", "t", "u"]
 ENDED = ("failed", "cancelled", "dead", "timed_out")
+RATES = [None, None, "1 40.0 agent a", "2 5.0 key x", "1 5.0 key x"]
 LEASE, LATER, FOREVER = 30.0, 50.0, 1e9
 MESSAGES = [
     ("cancel", "", None), ("signal", "s", "m-1"), ("signal", "s", None), (QUESTION, "plan", "q-0"),
@@ -43,22 +46,30 @@ KINDS = (
     *["insert"] * 3, *["claim"] * 4, *["settle"] * 4, *["post"] * 3, "take", "take", "end", "reopen", "delete", "beat",
     "assign", "abandoned", "rewrite",
 )  # fmt: skip
-ACTS = st.builds(Act, st.sampled_from(KINDS), st.integers(0, len(IDS) - 1), st.integers(0, 2**32 - 1))
-#: The seconds that pass, and then the operations of one commit.
-COMMITS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.0, 0.5, LEASE + 1, LATER + 1]), st.lists(ACTS, min_size=1, max_size=4)),
-    min_size=5,
-    max_size=25,
-)
+KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat")
+
+
+def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
+    """Return a strategy of commits: the seconds that pass, and then the operations of one commit."""
+    acts = st.builds(Act, st.sampled_from(kinds), st.integers(0, len(IDS) - 1), st.integers(0, 2**32 - 1))
+    commit = st.tuples(st.sampled_from(seconds), st.lists(acts, min_size=1, max_size=4))
+    return st.lists(commit, min_size=5, max_size=25)
+
+
+COMMITS = commits_of(KINDS, [0.0, 0.0, 0.5, LEASE + 1, LATER + 1])
+#: Many runs with rate limits, and few with anything else that delays or blocks them.
+LIMITED = commits_of(KINDS_OF_LIMITED, [0.0, 0.0, 0.125, 1.0, 3.0, 6.0, LEASE + 1])
 
 
 class Places:
     """The same queue on several engines, with one clock. The first one says what is stored."""
 
-    def __init__(self, queues: Sequence[RunQueue], clock: VirtualClock) -> None:
+    def __init__(self, queues: Sequence[RunQueue], clock: VirtualClock, *, limited: bool) -> None:
+        self.limited = limited
         self.queues, self.clock, self.moments = queues, clock, itertools.count()
         #: The order in which each `n` of an engine was seen: a refused commit uses numbers up on some engines only.
         self.arrivals: list[dict[int, int]] = [{} for _ in queues]
+        self.seen = set[str]()
 
     async def ops(self, act: Act) -> list[Op] | None:
         """Return the operation of an act for each engine; None if the act needs a stored row."""
@@ -103,18 +114,28 @@ class Places:
 
     def new(self, run_id: str, rng: random.Random) -> RunRow:
         now = self.clock.wall()
+        if self.limited:
+            key = rng.choice([None, "L", "L"])
+            return RunRow(
+                run_id, rng.choice("aab"), digest="d", priority=rng.choice([0, 0, 5, -1]), created_at=now,
+                updated_at=now, rate=rng.choice(RATES), concurrency_key=key,
+                concurrency_limit=rng.choice([1, 2, 3]), turn=rng.choice([None, "", "t", "t", "u"]),
+            )  # fmt: skip
         return RunRow(
             run_id, rng.choice("ab"), digest=rng.choice("dde"), priority=rng.choice([0, 0, 5, -1]), created_at=now,
             updated_at=now, due_at=rng.choice([0.0, 0.0, now + LATER]), run_key=rng.choice([None, "k"]),
             idem_key=rng.choice([None, None, "i"]), parent_id=rng.choice([None, IDS[0]]),
             concurrency_key=rng.choice([None, "L", "L", "M"]), origin=rng.choice(["", "", "inline"]),
             conversation=rng.choice([None, "c"]), tenant=rng.choice(TENANTS),
+            concurrency_limit=rng.choice([1, 1, 2, 3]), rate=rng.choice(RATES),
         )  # fmt: skip
 
     def request(self, rng: random.Random, count: int, agents: tuple[str, ...] | None) -> Any:
         found = self.queues[0].claim_request("w", LEASE, agents, count, ready_only=rng.random() < 0.3)
         until = self.lease() if count == 1 else FOREVER
-        return found._replace(tickets=tuple(self.ulid(rng) for _ in range(count)), lease_until=until)
+        turn = rng.choice(["", "s", "t", "u"]) if self.limited and rng.random() < 0.5 else None
+        tickets = tuple(self.ulid(rng) for _ in range(count))
+        return found._replace(tickets=tickets, lease_until=until, after_turn=turn)
 
     def lease(self) -> float:
         """Return when a lease ends. No two leases end at the same time: which of these comes first is not specified."""
@@ -162,7 +183,14 @@ class Places:
         queue = self.queues[number]
         rows = self.compared(number, await queue.read("find", RunFilter(limit=100)))
         ready = [row.with_values(status="pending", due_at=0.0) if self.is_due(row) else row for row in rows]
-        found = {"rows": ready, "mail": [await queue.read("mail", row.run_id, 0) for row in rows]}
+        self.seen |= {each.reason for each in ready if each.due_at}
+        groups = Counter(
+            (each.concurrency_key, each.tenant) for each in ready if each.status in LIVE and not each.blocked
+        )
+        self.seen |= {f"{count} active" for (key, _), count in groups.items() if key is not None}
+        shared = await queue.read("shared", "rate:")
+        found: dict[str, Any] = {"shared": {name: json.loads(state) for name, state in shared.items()}}
+        found |= {"rows": ready, "mail": [await queue.read("mail", row.run_id, 0) for row in rows]}
         if ready == rows:
             found["counts"] = [await queue.counts(), *[await queue.counts(tenant) for tenant in "tu"]]
             found["due"] = await queue.read("next_due")
@@ -173,7 +201,7 @@ class Places:
 
 
 @contextlib.asynccontextmanager
-async def places(redis_url: str, folder: Path, number: int) -> AsyncIterator[Places]:
+async def places(redis_url: str, folder: Path, number: int, *, limited: bool) -> AsyncIterator[Places]:
     clock = VirtualClock()
     queues = [
         get_queue("memory", clock=clock),
@@ -181,7 +209,7 @@ async def places(redis_url: str, folder: Path, number: int) -> AsyncIterator[Pla
         get_queue("redis", url=f"{redis_url}n{number}", clock=clock),
     ]
     try:
-        yield Places(queues, clock)
+        yield Places(queues, clock, limited=limited)
     finally:
         for queue in queues:
             await queue.close()
@@ -198,10 +226,16 @@ def _differing(one: Any, other: Any) -> Any:
     return one, other
 
 
-async def play(redis_url: str, folder: Path, number: int, commits: list[tuple[float, list[Act]]]) -> int:
-    """Make the commits on each engine, compare what they return and what is stored; return how many were made."""
+async def play(
+    redis_url: str, folder: Path, number: int, commits: list[tuple[float, list[Act]]], *, limited: bool
+) -> tuple[int, set[str]]:
+    """Make the commits on each engine, compare what they return and what is stored.
+
+    Returns:
+        How many commits were made, and which reasons of delayed runs and numbers of active runs of a key were seen.
+    """
     made = 0
-    async with places(redis_url, folder, number) as at:
+    async with places(redis_url, folder, number, limited=limited) as at:
         for seconds, acts in commits:
             at.clock.advance(seconds)
             ops = [found for act in acts if (found := await at.ops(act)) is not None]
@@ -215,22 +249,28 @@ async def play(redis_url: str, folder: Path, number: int, commits: list[tuple[fl
                 names = f"{[op[0].name for op in ops]} on {type(at.queues[each]).__name__}"
                 differing = _differing(given[0], given[each])
                 assert not differing, f"{names} differs: {differing}"
-    return made
+    return made, at.seen
 
 
 @pytest.mark.redis
 @pytest.mark.parametrize("examples", [200, pytest.param(3000, marks=pytest.mark.slow)])
-def test_the_same_commits_give_the_same_rows_on_each_engine(redis_url: str, tmp_path: Path, examples: int) -> None:
-    numbers, made = itertools.count(), 0
+@pytest.mark.parametrize("limited", [False, True], ids=["all", "limited"])
+def test_the_same_commits_give_the_same_rows_on_each_engine(
+    redis_url: str, tmp_path: Path, examples: int, limited: bool
+) -> None:
+    numbers, made, seen = itertools.count(), 0, Counter[str]()
 
     @settings(
         max_examples=examples, derandomize=True, database=None, deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip
-    @given(COMMITS)
+    @given(LIMITED if limited else COMMITS)
     def compare(commits: list[tuple[float, list[Act]]]) -> None:
         nonlocal made
-        made += asyncio.run(play(redis_url, tmp_path, next(numbers), commits))
+        more, found = asyncio.run(play(redis_url, tmp_path, next(numbers), commits, limited=limited))
+        made += more
+        seen.update(found)
 
     compare()
     assert made > 5 * examples
+    assert not limited or min(seen["rate_limit"], seen["2 active"]) > examples / 20, seen

@@ -26,6 +26,7 @@ from agent_runtime_core.testing.contracts import (
     queue_concurrency_keys,
     queue_enqueue,
     queue_leases,
+    queue_limits,
     queue_lists,
     queue_mailbox,
     queue_reads,
@@ -618,6 +619,96 @@ class ListsProcesses(TheirQueue):
         self.listed.pop(process_id, None)
 
 
+class _LimitedRows(TheirRows):
+    """Without a defect; those below have one each."""
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> list[RunRow]:
+        return self._group(concurrency_key, tenant, 0)[:limit]
+
+    def shared(self, name: str) -> str | None:
+        return self.tx.claims.get(f"shared {name}")
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        self.fence(f"shared {name}", state)
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        return min(self._limited(rate, agent), key=lambda row: (-row.priority, row.arrival), default=None)
+
+    def _limited(self, rate: str, agent: str) -> list[RunRow]:
+        wanted = (rate, agent, "pending", "rate_limit")
+        rows = (row for row in self.tx.runs.values() if row.due_at > 0)
+        return [row for row in rows if (row.rate, row.agent, row.status, row.reason) == wanted]
+
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        rows = (row for row in self.claimable(want, 1000) if row.priority == priority and row.turn is not None)
+        later = (row for row in rows if after is None or (row.turn or "") > after)
+        return min(later, key=lambda row: (row.turn or "", row.arrival), default=None)
+
+
+class _OneIsActive(_LimitedRows):
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> list[RunRow]:
+        return super().all_active_in_group(concurrency_key, tenant, 1) * limit
+
+
+class _ForgetsStarts(_LimitedRows):
+    def save_shared(self, name: str, state: str | None) -> None: ...
+
+
+class _Unlimited(_LimitedRows):
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return [row._replace(rate=None) for row in super().claimable(want, limit)]
+
+
+class _SharesAllStates(_LimitedRows):
+    def shared(self, name: str) -> str | None:
+        return super().shared("")
+
+    def save_shared(self, name: str, state: str | None) -> None:
+        super().save_shared("", state)
+
+
+class _DelayedByArrival(_LimitedRows):
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        return min(self._limited(rate, agent), key=lambda row: row.arrival, default=None)
+
+
+class _NoneIsDelayed(_LimitedRows):
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        return None
+
+
+class _SilentDelay(_LimitedRows):
+    def delay(self, row: RunRow, due_at: float) -> None:
+        super().delay(row, due_at)
+        self.save(self.tx.runs[row.run_id]._replace(reason=""))
+
+
+class _UncountedRetry(_LimitedRows):
+    def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return [row._replace(rate=None) if row.failures else row for row in super().claimable(want, limit)]
+
+
+class _UncountedTakeover(_LimitedRows):
+    def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return [row._replace(rate=None) for row in super().expired_leases(want, limit)]
+
+
+class _AlwaysTheFirstTurn(_LimitedRows):
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        return super().next_turn(want, priority, None)
+
+
+class _AnyPriority(_LimitedRows):
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        lowest = min((row.priority for row in self.claimable(want, 1000)), default=priority)
+        return super().next_turn(want, lowest, after)
+
+
+class _TurnsOfOneAgent(_LimitedRows):
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        return super().next_turn(want._replace(agents=(want.agents or ("agent",))[:1]), priority, after)
+
+
 class KeepsEndedProcesses(ListsProcesses):
     def drop_process(self, process_id: str) -> None: ...
 
@@ -646,6 +737,10 @@ class _NoRelease(TheirRows):
 
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
     return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows})
+
+
+def _limited(rows: type[TheirRows]) -> type[TheirQueue]:
+    return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows, "keeps_limits": True})
 
 
 QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
@@ -713,6 +808,22 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (ShortPages, queue_reads.what_is_many_is_listed_whole),
     (ShortPages, queue_mailbox.a_full_mailbox_is_read_in_order),
     (MailByName, queue_mailbox.a_full_mailbox_is_read_in_order),
+    (_limited(_OneIsActive), queue_limits.a_key_admits_as_many_active_runs_as_its_limit),
+    (_limited(_OneIsActive), queue_limits.each_run_waits_for_its_own_concurrency_limit),
+    (_limited(_OneIsActive), queue_limits.callers_wait_for_a_concurrency_limit),
+    (_limited(_Unlimited), queue_limits.no_period_has_more_starts_than_its_rate_limit),
+    (_limited(_ForgetsStarts), queue_limits.after_a_time_without_workers_there_is_no_burst),
+    (_limited(_SilentDelay), queue_limits.delayed_runs_do_not_delay_other_runs_and_say_why_they_wait),
+    (_limited(_DelayedByArrival), queue_limits.a_delayed_run_of_greater_priority_starts_first),
+    (_limited(_UncountedRetry), queue_limits.retries_count_as_starts_and_resumed_runs_do_not),
+    (_limited(_UncountedTakeover), queue_limits.a_run_whose_worker_crashed_waits_for_its_rate_limit),
+    (_limited(_SharesAllStates), queue_limits.rate_limits_are_counted_by_key_and_period),
+    (_limited(_NoneIsDelayed), queue_limits.a_delayed_run_that_is_cancelled_lets_the_next_one_start_when_it_would_have),
+    (_limited(_AlwaysTheFirstTurn), queue_limits.runs_of_equal_priority_are_claimed_in_turns),
+    (_limited(_AlwaysTheFirstTurn), queue_limits.many_runs_of_one_turn_delay_another_turn_by_one_run),
+    (_limited(_AnyPriority), queue_limits.a_greater_priority_comes_before_any_turn),
+    (_limited(_TurnsOfOneAgent), queue_limits.runs_of_several_agents_share_their_turns),
+    (_limited(_Unlimited), queue_limits.a_delayed_run_does_not_use_its_turn),
     (KeepsEndedProcesses, queue_leases.the_row_of_a_process_is_replaced_and_deleted),
     (KeepsOldProcesses, queue_leases.a_process_that_was_not_seen_for_a_day_is_deleted_by_the_next_one),
     (_with(_EndsDuringLease), queue_leases.a_run_is_abandoned_if_it_is_to_be_cancelled_and_its_claim_is_over),
@@ -842,7 +953,7 @@ SEVERAL: list[tuple[Any, Any, Any]] = [
 ]
 
 PARTS: dict[Any, tuple[Any, ...]] = {
-    queue: (queue_enqueue, queue_leases, queue_mailbox, queue_concurrency_keys, queue_reads, queue_lists),
+    queue: (queue_enqueue, queue_leases, queue_mailbox, queue_concurrency_keys, queue_limits, queue_reads, queue_lists),
     events: (),
     state: (state_effects,),
     runs: (runs_attempts,),
@@ -1655,6 +1766,7 @@ def test_every_case_is_in_the_table(kit: Any) -> None:
 async def test_check_runs_every_case() -> None:
     await queue.check(TheirQueue)
     await queue.check(ListsProcesses)
+    await queue.check(_limited(_LimitedRows))
     await state.check(TheirStore)
     await events.check(TheirBus)
     await runs.check(lambda clock: (TheirQueue(clock=clock), TheirBus(), TheirStore(clock=clock)))

@@ -228,5 +228,5 @@ async def test_only_indexes_that_are_not_of_lists_have_a_run_that_is_not_listed(
     )
     # What claims and lookups read. A test of the lists reads each of the others.
     assert sorted(name.removeprefix("arc_runs_") for (name,) in complete) == [
-        "behind", "due", "expired", "head", "idem", "lapsed", "owner", "parent", "ready", "turns",
+        "behind", "due", "expired", "head", "idem", "lapsed", "limited", "owner", "parent", "ready", "turns",
     ]  # fmt: skip

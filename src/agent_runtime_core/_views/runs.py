@@ -21,7 +21,18 @@ from ..interfaces import AgentRuntime
 from ..limits import COSTS, RunLimits, sum_usd
 from ..queue.base import RunQueue
 from ..queue.contents import TAGS, tags_in, without_tags
-from ..queue.records import ACTED, IN_DOUBT, LIMITS, LIVE, QUESTION, RunFilter, RunRow, answered_request, open_questions
+from ..queue.records import (
+    ACTED,
+    IN_DOUBT,
+    LIMITS,
+    LIVE,
+    QUESTION,
+    RATE_LIMITED,
+    RunFilter,
+    RunRow,
+    answered_request,
+    open_questions,
+)
 from ..registry import Registry
 from ..runner.approvals import ApprovalRequest, decisions, open_requests_of
 from ..runner.finding import duration_of
@@ -119,6 +130,8 @@ def _list_item(row: RunRow, now: float, error: Any, usage: dict[str, Any]) -> di
 def waiting_words(row: RunRow) -> list[str]:
     """Return the names of the open questions of a run, or else the reason for which it waits."""
     names = [each.name for each in open_questions(row)]
+    if row.reason == RATE_LIMITED:
+        return ["its rate limit"]
     return names or ([row.reason] if row.status == "waiting" and row.reason else [])
 
 

@@ -311,13 +311,13 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--params", type=json_object, metavar="JSON", help='"params" of the input, a JSON object')
     add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
     add("--run-id", metavar="ID", help="names the run; a second submit with the same id stores nothing")
-    add("--idempotency-key", metavar="KEY",
-        help="a second submit with the same key stores nothing and shows the first run")  # fmt: skip
+    add("--idempotency-key", metavar="KEY", help="a second submit with the same key stores nothing, shows the first")
     add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
     add("--delay", type=duration, default=0.0, metavar="DURATION", help="time until the run may start (default: 0)")
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
     add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--concurrency-limit", type=positive_int, default=1, metavar="N", help="active runs of its key (default: 1)")
     add("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; repeatable")
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 

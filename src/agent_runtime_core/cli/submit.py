@@ -34,7 +34,8 @@ async def submit(args: Namespace) -> int:
             row, is_new = await runner.insert_run(runner.new_run(
                 agent_key, _input(args), run_id=args.run_id, idempotency_key=args.idempotency_key,
                 priority=args.priority, delay=args.delay, deadline=args.deadline,
-                concurrency_key=args.concurrency_key, tenant=args.tenant, tags=args.tag,
+                concurrency_key=args.concurrency_key, concurrency_limit=args.concurrency_limit, tenant=args.tenant,
+                tags=args.tag,
             ))  # fmt: skip
         except IdempotencyConflict as error:
             warn(str(error))

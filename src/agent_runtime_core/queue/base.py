@@ -48,6 +48,7 @@ from ..errors import (
     UnknownRun,
     brief,
 )
+from ..limits import RATE_LIMIT, RateLimit
 from .contents import ANY_CONTENTS, TAGS, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 MAX_CLAIMED_AT_ONCE = 10_000  # runs in one claim: their claim ids are made before, on the caller's event loop
+MAX_CONCURRENCY = 10_000  # most active runs of a concurrency key: a claim may read all of them
 MAX_LISTED = 2**53  # every store accepts this as a limit
 _PAGE = 500  # rows that `find_runs` reads together after a page that contained schedules
 PROMPT_SECONDS = 1.0  # seconds within which a store that is reachable reports that it is busy
@@ -117,8 +119,11 @@ class RunQueue(Backend):
        expired lease is claimed again, and that claim counts the crash.
     4. The first terminal status wins: only `reopen` and `take` begin a new generation.
     5. A message posted to a live run is stored once for each `msg_id`, and makes a waiting run pending.
-    6. Of the runs with one concurrency key, one at a time is claimed or waits. The others are blocked, and follow by
-       priority, then in order of arrival. A run keeps its place when it is retried, parked or released.
+    6. A run with a concurrency key is active, from its first claim until it ends, while fewer other runs of its key
+       than its `concurrency_limit` (1 by default) are active. The others are blocked, and follow by priority, then in
+       order of arrival. A run keeps its place when it is retried, parked or released.
+    7. In any period of a rate limit, at most so many runs start as it allows. The others are delayed, and follow by
+       priority, then in order of arrival.
 
     A backend implements two methods:
 
@@ -137,8 +142,9 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue implements "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
-    #: Whether its transitions define `shared`, and it has `read("shared", ...)`.
-    keeps_shared: ClassVar[bool] = False
+    #: Whether the queue has `read("shared", ...)`, and its transitions `all_active_in_group`, `shared`, `save_shared`,
+    #: `next_rate_limited` and `next_turn`.
+    keeps_limits: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
@@ -176,7 +182,7 @@ class RunQueue(Backend):
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
                 "processes" (): a list of the ProcessRows, if `keeps_processes`.
-                "shared" (prefix): a dict of the shared states whose names begin so, if `keeps_shared`.
+                "shared" (prefix): a dict of the shared states whose names begin so, if `keeps_limits`.
             args: Its arguments.
 
         Returns:
@@ -227,6 +233,7 @@ class RunQueue(Backend):
         idempotency_key: str | None = None, expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None, parent_run_id: UUID | str | None = None,
         concurrency_key: str | None = None, origin: str = "", tenant: str | None = None, tags: Iterable[str] = (),
+        concurrency_limit: int = 1, rate_limit: RateLimit | None = None, turn: str | None = None,
     ) -> RunRow:  # fmt: skip
         """Return the row of a new run, checked and encoded. Nothing is stored; arguments as for `enqueue`."""
         agent = checked_name("agent_key", agent_key)
@@ -243,6 +250,9 @@ class RunQueue(Backend):
         if isinstance(run_id, str) and run_id.startswith(SCHEDULED):
             raise must("run_id", f"not begin with {SCHEDULED!r}", run_id, "Runs of schedules are named so")
         uid, run_key = run_uuid(run_id, self.clock, owner)
+        rate = None
+        if rate_limit is not None or turn is not None or concurrency_limit != 1 or type(concurrency_limit) is not int:
+            rate = self._checked_limits(concurrency_limit, rate_limit, turn, agent, input, owner)
         now = self.clock.wall()
         text, meta_text = encode_as("input", dict(input)), encode_as("metadata", meta)
         if self.redaction is not None:
@@ -266,7 +276,25 @@ class RunQueue(Backend):
             origin=origin,
             conversation=conversation_of(input if self.redaction is None else decode_dict(text)),
             tenant=owner,
+            concurrency_limit=concurrency_limit,
+            turn=turn,
+            rate=rate,
         )
+
+    def _checked_limits(
+        self, limit: int, rate_limit: RateLimit | None, turn: str | None, agent: str, input: Mapping[str, Any],
+        tenant: str,
+    ) -> str | None:  # fmt: skip
+        """Return the rate limit of a new run as its row stores it. Most runs have no limits and do not come here."""
+        RATE_LIMIT.check("rate_limit", rate_limit)
+        if checked_int("concurrency_limit", limit) > MAX_CONCURRENCY:
+            raise must("concurrency_limit", f"be at most {MAX_CONCURRENCY}", limit)
+        if turn:
+            checked_name("turn", turn)
+        if not self.keeps_limits:
+            name = "concurrency_limit" if limit > 1 else "turn" if rate_limit is None else "rate_limit"
+            raise NotSupported(f"{type(self).__name__} does not set keeps_limits, so it cannot keep a {name}")
+        return None if rate_limit is None else rate_limit.text(agent, input, tenant)
 
     async def enqueue(
         self,
@@ -289,7 +317,8 @@ class RunQueue(Backend):
             priority: Greater priorities are claimed first.
             params: Merged into the "params" of the input.
             **options: `delay` and `expires_in` in seconds, `deadline` (wall time), `idempotency_key`, `parent_run_id`,
-                `concurrency_key` (None or "": none), `tenant`, `tags`.
+                `concurrency_key` (None or "": none), `concurrency_limit`, `rate_limit`, `turn`
+                ("": one for all runs without another), `tenant`, `tags`.
 
         Returns:
             The run; the stored run, if there is a run with that id or idempotency key.
@@ -367,6 +396,7 @@ class RunQueue(Backend):
     def claim_request(
         self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *,
         ready_only: bool = False, wait_name: str | None = None, wait_seconds: float = 0.0,
+        after_turn: str | None = None,
     ) -> ClaimRequest:  # fmt: skip
         """Return a request for up to `count` runs.
 
@@ -379,23 +409,36 @@ class RunQueue(Backend):
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
         return ClaimRequest(
-            tickets, worker, self.holder, now + lease, expiry, wall, wanted, ready_only, wait_name, wait_seconds
+            tickets,
+            worker,
+            self.holder,
+            now + lease,
+            expiry,
+            wall,
+            wanted,
+            ready_only,
+            wait_name,
+            wait_seconds,
+            after_turn,
         )
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
-        blocking: BlockingClaims | None = None, wait_seconds: float = 0.0,
+        blocking: BlockingClaims | None = None, wait_seconds: float = 0.0, after_turn: str | None = None,
     ) -> list[RunRow]:  # fmt: skip
         """Claim the next runs for a worker.
 
         With `blocking`, a claim that finds no run waits in the store for up to `wait_seconds`. This call returns
         immediately.
+        With `after_turn`, runs of equal priority are claimed in turns, beginning after that turn.
         """
         agents = checked_agent_keys(agent_keys)
         count = min(checked_int("limit", limit), MAX_CLAIMED_AT_ONCE)
         name = None if blocking is None else blocking.ready()
         worker = checked_name("worker_id", worker_id)
-        want = self.claim_request(worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds)
+        want = self.claim_request(
+            worker, lease_seconds, agents, count, wait_name=name, wait_seconds=wait_seconds, after_turn=after_turn
+        )
         if agents == ():
             return []
         await self._release_abandoned()

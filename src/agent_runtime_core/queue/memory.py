@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from .base import MAX_RETRIES, RunQueue
 from .records import (
     LIVE,
     QUEUED_BEHIND,
+    RATE_LIMITED,
     SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
@@ -27,7 +29,7 @@ from .transitions import RunTransitions, operation_set
 
 TABLES = (
     "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
-    "shared",
+    "shared", "limited", "turns",
 )  # fmt: skip
 
 
@@ -74,8 +76,14 @@ class MemoryTransitions(RunTransitions):
         self.tx.put(tables["runs"], row.run_id, row)
         if row.status == "pending" and row.due_at == 0 and not row.blocked:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.arrival, row.run_id))
+            if row.turn is not None:
+                turns, _ = tables["turns"].setdefault((row.agent, row.priority), ({}, []))
+                heapq.heappush(turns.setdefault(row.turn, []), (-row.priority, row.arrival, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
+            if _is_rate_limited(row):
+                limited = tables["limited"].setdefault((row.rate, row.agent), [])
+                heapq.heappush(limited, (-row.priority, row.arrival, row.run_id))
         if row.status == "running":
             self.tx.put(tables["running"], row.run_id, None)
         else:
@@ -87,10 +95,13 @@ class MemoryTransitions(RunTransitions):
     def _index_in_group(self, row: RunRow, group: tuple[str, str]) -> None:
         """Update the indexes of a concurrency key and tenant."""
         tables, is_active = self.tx.tables, row.status in LIVE and not row.blocked
-        if is_active:
-            self.tx.put(tables["heads"], group, row.run_id)
-        elif tables["heads"].get(group) == row.run_id:
+        heads: tuple[str, ...] = tables["heads"].get(group, ())
+        if is_active and row.run_id not in heads:
+            self.tx.put(tables["heads"], group, (*heads, row.run_id))
+        elif not is_active and heads == (row.run_id,):
             self.tx.drop(tables["heads"], group)
+        elif not is_active and row.run_id in heads:
+            self.tx.put(tables["heads"], group, tuple(run_id for run_id in heads if run_id != row.run_id))
         if is_active and row.origin:
             self.tx.put(tables["inline"], row.run_id, None)
         else:
@@ -159,8 +170,27 @@ class MemoryTransitions(RunTransitions):
             found[run_id] = self.tx.tables["runs"][run_id]
         return [*found.values()]
 
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        tables, found = self.tx.tables, list[tuple[str, int, str]]()
+        for agent in want.agents or tuple(tables["ready"]):
+            turns, in_order = tables["turns"].get((agent, priority), ({}, []))
+            if len(in_order) != len(turns):  # turns are new, or were restored by a rollback
+                in_order[:] = sorted(turns)
+            at = 0 if after is None else bisect_right(in_order, after)
+            while at < len(in_order):
+                if heap := self._without_outdated(turns[in_order[at]]):
+                    found.append((in_order[at], heap[0][1], heap[0][2]))
+                    break
+                self.tx.drop(turns, in_order.pop(at))
+        return self.get(min(found)[2]) if found else None
+
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
-        return self.get(self.tx.tables["heads"].get((concurrency_key, tenant), ""))
+        return next(iter(self.all_active_in_group(concurrency_key, tenant, 1)), None)
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> Sequence[RunRow]:
+        heads: tuple[str, ...] = self.tx.tables["heads"].get((concurrency_key, tenant), ())
+        rows = (row for run_id in heads if (row := self.get(run_id)) is not None)
+        return heapq.nsmallest(limit, rows, key=lambda row: row.arrival)
 
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         heap = self.tx.tables["behind"].get((concurrency_key, tenant), [])
@@ -219,10 +249,23 @@ class MemoryTransitions(RunTransitions):
         else:
             self.tx.put(self.tx.tables["shared"], name, state)
 
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        heap = self.tx.tables["limited"].get((rate, agent), [])
+        while heap:
+            row = self.get(heap[0][2])
+            if row is not None and _is_rate_limited(row) and row.arrival == heap[0][1] and row.rate == rate:
+                return row
+            self.tx.pop(heap)
+        return None
+
 
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
     return row is not None and row.blocked == QUEUED_BEHIND and row.due_at == 0
+
+
+def _is_rate_limited(row: RunRow) -> bool:
+    return row.reason == RATE_LIMITED and row.status == "pending" and row.due_at > 0
 
 
 def _is_due(row: RunRow | None, at: float) -> bool:
@@ -302,7 +345,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
     }
 
     keeps_processes = True
-    keeps_shared = True
+    keeps_limits = True
 
     def __init__(
         self, max_retries: int = MAX_RETRIES, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM,

@@ -22,7 +22,7 @@ from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, 
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
-from .sqlite_find import ALL, checked_row, counts, fetch, find
+from .sqlite_find import ALL, agents, checked_row, counts, fetch, find
 from .transitions import ServerLeases, operation_set
 
 DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
@@ -66,7 +66,13 @@ _CLAIMED = "status = 'running' AND origin = '' AND lease_until < ?"
 _READY = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0"
 _OF = "agent = ANY(?)"
 _SKIP = "FOR NO KEY UPDATE SKIP LOCKED"
-_HEAD = f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+_TURN = (
+    f"SELECT {ALL} FROM arc_runs WHERE agent = ? AND priority = ? AND turn IS NOT NULL AND turn {{}} ? AND {_READY}"
+    f" ORDER BY turn, n LIMIT 1 {_SKIP}"
+)
+_FIRST_TURN, _NEXT_TURN = _TURN.format(">="), _TURN.format(">")
+_NEXT_AGENT = f"SELECT agent FROM arc_runs WHERE {_READY} AND agent > ? ORDER BY agent LIMIT 1"
+_HEAD = f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL ORDER BY n LIMIT ?"
 _BEHIND = (
     f"SELECT {ALL} FROM arc_runs WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
     " ORDER BY priority DESC, n LIMIT 1"
@@ -75,6 +81,11 @@ _LAPSED = (
     f"SELECT {ALL} FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN"
     f" ('pending', 'running') AND ended_at IS NULL AND lease_until < ? {_SKIP}"
 )
+_LIMITED = (
+    f"SELECT {ALL} FROM arc_runs WHERE rate = ? AND agent = ? AND reason = 'rate_limit' AND status = 'pending'"
+    f" AND due_at > 0 ORDER BY priority DESC, n LIMIT 1 {_SKIP}"
+)
+_SHARED_STATE = "SELECT state FROM arc_shared WHERE name = ?"
 _SAVE_SHARED = "INSERT INTO arc_shared VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state"
 _BEAT = (
     "WITH w AS MATERIALIZED (SELECT r.run_id, r.claim_id FROM arc_runs r"
@@ -228,9 +239,22 @@ class PostgresTransitions(ServerLeases):
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
 
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        found: list[RunRow] = []
+        keys = want.agents or agents(lambda agent: self.tx.execute(_NEXT_AGENT, (agent,)).fetchone())
+        for agent in keys:  # the index begins with the agent
+            query = _FIRST_TURN if after is None else _NEXT_TURN
+            found += fetch(self.tx.execute(query, (agent, priority, after or "")))
+        row = min(found, key=lambda row: (row.turn or "", row.arrival), default=None)
+        self.tx.rows.update((row.run_id, row) for row in found)
+        return row
+
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
+        return next(iter(self.all_active_in_group(concurrency_key, tenant, 1)), None)
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> Sequence[RunRow]:
         self.tx.execute(_LOCK_GROUP, (concurrency_key, tenant))
-        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant)))
+        return fetch(self.tx.execute(_HEAD, (concurrency_key, tenant, limit)))
 
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         found = _one(self.tx.execute(_BEHIND, (concurrency_key, tenant)))
@@ -279,8 +303,21 @@ class PostgresTransitions(ServerLeases):
 
     def shared(self, name: str) -> str | None:
         self.tx.execute(_LOCK_GROUP, ("", name))
-        row = self.tx.execute("SELECT state FROM arc_shared WHERE name = ?", (name,)).fetchone()
+        row = self.tx.execute(_SHARED_STATE, (name,)).fetchone()
         return row[0] if row else None
+
+    def shared_if_free(self, name: str) -> tuple[bool, str | None]:
+        # In two statements: the snapshot of one would be older than the lock, and the state that it reads outdated.
+        if not self.tx.execute(_TRY_GROUP, ("", name)).fetchone()[0]:
+            return False, None
+        row = self.tx.execute(_SHARED_STATE, (name,)).fetchone()
+        return True, row[0] if row else None
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        found = _one(self.tx.execute(_LIMITED, (rate, agent)))
+        if found is not None:
+            self.tx.rows[found.run_id] = found
+        return found
 
     def save_shared(self, name: str, state: str | None) -> None:
         if state is None:
@@ -388,7 +425,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
     # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
-    keeps_shared = True
+    keeps_limits = True
     keeps_rows = "arc_runs"
 
     def lease_now(self) -> float:

@@ -121,18 +121,23 @@ Claims = list[tuple[tuple[str, Sequence[Any]], list[tuple[str, CommitRequest]]]]
 
 @cache
 def _claim(by_server: bool, agents: int) -> str:
-    """Return the statement that claims ready runs. `agents` is how many agents it names; -1: all runs."""
+    """Return the statement that claims ready runs. `agents` is how many agents it names; -1: all runs.
+
+    Runs with a rate limit or a turn are left to the rules. They are chosen and not claimed: to look for other runs
+    behind them could mean to read all of them.
+    """
     now, lease = (NOW, "clock.now + ?::float8") if by_server else ("?::float8", "?::float8")
     ready = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND claim_id < ?"
     # Of several agents, more rows are looked at than are claimed: other workers may have locked some of them.
     order = "ORDER BY priority DESC, n LIMIT"
+    columns = "SELECT run_id, priority, n, rate, turn"
     if agents <= 1:
         of_agent = "agent = ? AND " if agents == 1 else ""
-        chosen = f"SELECT run_id, priority, n FROM arc_runs WHERE {of_agent}{ready} {order} (SELECT count(*) FROM t)"
+        chosen = f"{columns} FROM arc_runs WHERE {of_agent}{ready} {order} (SELECT count(*) FROM t)"
     else:
         each = f"SELECT run_id, n FROM arc_runs WHERE agent = a.agent AND {ready} {order} ?"
         chosen = (
-            "SELECT run_id, priority, n FROM arc_runs WHERE n = ANY (ARRAY(SELECT m.n FROM unnest(?::text[]) AS a"
+            f"{columns} FROM arc_runs WHERE n = ANY (ARRAY(SELECT m.n FROM unnest(?::text[]) AS a"
             f" (agent), LATERAL ({each}) m)) AND {ready} {order} (SELECT count(*) FROM t)"
         )
     return (
@@ -141,7 +146,8 @@ def _claim(by_server: bool, agents: int) -> str:
         " ON o.run_id = w.owner WHERE w.owner IS NULL OR o.claim_id = w.token AND o.status <> 'running'"
         " AND o.xmin = pg_current_xact_id()::xid),"
         f" clock AS MATERIALIZED (SELECT {now} AS now), c AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),"
-        " p AS (SELECT c.run_id, row_number() OVER (ORDER BY c.priority DESC, c.n) AS place FROM c)"
+        " p AS (SELECT c.run_id, row_number() OVER (ORDER BY c.priority DESC, c.n) AS place FROM c"
+        " WHERE c.rate IS NULL AND c.turn IS NULL)"
         " UPDATE arc_runs r SET status = 'running', claim_id = t.ticket, worker = ?, holder = ?,"
         " claimed_at = clock.now, started_at = coalesce(r.started_at, clock.now), updated_at = clock.now,"
         f" lease_until = {lease}, due_at = 0, held = 0 FROM p JOIN t USING (place), clock"

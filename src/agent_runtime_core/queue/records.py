@@ -46,6 +46,7 @@ ACTED = "acted"  # kind of a mailbox message that says who has answered, cancell
 SIGNAL_ONLY = "arc.signal:"  # begins the id of a signal that answers no approval
 ANSWER = "arc.answer:"  # begins the id of a message that answers one request
 CANCELLED_BY_CALLER = "cancel"  # reason of a run that was cancelled while no worker had a claim on it
+RATE_LIMITED = "rate_limit"  # reason of a pending run that its rate limit delays
 ABANDONED = "cancel abandoned"  # reason of a run that was cancelled after its claim was over, by no worker
 
 
@@ -83,7 +84,7 @@ class RunRow(NamedTuple):
         run_key: The caller's own run id, if it was no UUID.
         idem_key: Idempotency key; unique within the tenant.
         parent_id: The run that called this child run.
-        concurrency_key: At most one live run of a key and tenant has `blocked` 0.
+        concurrency_key: Of the live runs of a key and tenant, at most `concurrency_limit` have `blocked` 0.
         origin: "inline": only its own process or an explicit `take` may claim it; "": any worker.
         blocked: 0: may be claimed; blocked by its concurrency key if 1 (queued) or 2 (set aside).
         status: The status of the run, as in `RunStatus`.
@@ -449,6 +450,8 @@ class ClaimRequest(NamedTuple):
         ready_only: Claim ready runs only: ignore expired leases and timers.
         wait_name: If there is no run, wait in the store under this name, where the store can do that.
         wait_seconds: For so long; an earlier request under the same name ends.
+        after_turn: Of the ready runs of the greatest priority, claim first those with the next greater `RunRow.turn`,
+            in a circle. None: claim in order of arrival, whatever their turns.
     """
 
     tickets: tuple[str, ...]
@@ -461,6 +464,7 @@ class ClaimRequest(NamedTuple):
     ready_only: bool = False
     wait_name: str | None = None
     wait_seconds: float = 0.0
+    after_turn: str | None = None
 
 
 class ProcessRow(NamedTuple):
@@ -634,10 +638,20 @@ def as_claimed(row: RunRow, ticket: str, request: ClaimRequest) -> RunRow:
         updated_at=request.wall,
         due_at=0.0,
         blocked=0,
+        reason="" if row.reason == RATE_LIMITED else row.reason,
         crashes=row.crashes + crash,
         crashes_in_row=row.crashes_in_row + crash,
         parked=0 if crash else row.parked,
     )
+
+
+def as_delayed(row: RunRow, due_at: float) -> RunRow:
+    """Return the row of a run that its rate limit delays. If it was running, its worker never released it."""
+    crash = 1 if row.status == "running" else 0
+    return row.with_values(
+        status="pending", due_at=due_at, reason=RATE_LIMITED, parked=0, lease_until=0.0, crashes=row.crashes + crash,
+        crashes_in_row=row.crashes_in_row + crash,
+    )  # fmt: skip
 
 
 def as_reopened(row: RunRow, now: float) -> RunRow:

@@ -16,12 +16,14 @@ from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .payload_fields import decode_committed
 from .pools import HELD, Refusal
+from .rate_limits import MOST_DELAYED, MOST_LEFT, STEP
 from .records import (
     ANSWER,
     COLUMNS,
     IN_DOUBT,
     QUESTION,
     QUEUED_BEHIND,
+    RATE_LIMITED,
     SET_ASIDE,
     MailboxMessage,
     ProcessRow,
@@ -143,12 +145,11 @@ def _refusals(answer: Any) -> list[Refusal]:
 
 
 #: Constants that are defined in Python.
-_CONSTANTS = f"local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'"
+_CONSTANTS = f"""local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'
+local RATE_LIMITED, MOST_DELAYED, MOST_LEFT = '{RATE_LIMITED}', {MOST_DELAYED}, {MOST_LEFT}
+local STEP, CELLS = {STEP}, {CELLS}"""
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
-_SELDOM_CONSTANTS = (
-    f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}\n"
-    f"local CELLS, HELD = {CELLS}, {HELD:g}"
-)
+_SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES, HELD = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}, {HELD:g}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.
 _STANDING = "local STANDING, LETTER = 8, 60000"
 _CELLS = {name.upper(): index for index, name in enumerate(COLUMNS, 1)}
@@ -214,7 +215,7 @@ class RedisQueue(RedisBackend, RunQueue):
     # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
-    keeps_shared = True
+    keeps_limits = True
     mail_count = "queue.mail_count"
 
     def lease_now(self) -> float:

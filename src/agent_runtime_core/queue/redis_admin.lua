@@ -24,13 +24,20 @@ local function over(row, want)
   return tonumber(row[LEASE_UNTIL]) < want.lease_now
 end
 
--- Returns the active run with the concurrency key of `row`, after setting abandoned inline runs aside.
+-- Returns an active run for which `row` must wait, after setting abandoned inline runs aside.
 local function front(row, want)
   while row[LANE] ~= null do
-    local first = head_of(group_of(row))
-    if not first or first[RUN_ID] == row[RUN_ID] then return nil end
-    if first[ORIGIN] == '' or first[STATUS] == 'waiting' or not over(first, want) then return first end
-    step_aside(first, want)
+    local active, gone = heads_of(group_of(row)), nil
+    if #active < row[CONCURRENCY_LIMIT] then return nil end
+    for i = 1, row[CONCURRENCY_LIMIT] do
+      local each = active[i]
+      if each[ORIGIN] ~= '' and each[STATUS] ~= 'waiting' and over(each, want) then
+        gone = each
+        break
+      end
+    end
+    if not gone then return active[1] end
+    step_aside(gone, want)
   end
 end
 
@@ -47,7 +54,8 @@ ops['queue.take'] = function(mine, insert, reopen, asked, wait)
     if row[STATUS] == 'succeeded' or not reopen then return answer('ended', row) end
     ended = true
   end
-  local first = front(row or mine, want)
+  local is_active = row and LIVE[row[STATUS]] and row[HELD] == 0
+  local first = not is_active and front(row or mine, want) or nil
   if first and not wait then return answer('behind', first) end
   row = row or add(mine)
   if ended then
@@ -143,9 +151,17 @@ ops['queue.end'] = function(run, statuses, status, at, reason)
   local row = expect(run, statuses)
   fence(run, nil)
   ring('mail')
+  local due_at, was_limited = row[DUE_AT], row[RATE] ~= null and row[REASON] == RATE_LIMITED
   row[STATUS], row[HELD], row[DUE_AT], row[REASON] = status, 0, '0', reason
   row[ENDED_AT], row[UPDATED_AT] = at, at
-  return told(save(row))
+  save(row)
+  -- The next run of its rate limit starts when this run would have started.
+  local after = was_limited and due_at ~= '0' and first_limited(row[RATE], row[AGENT])
+  if after and tonumber(after[DUE_AT]) > tonumber(due_at) then
+    after[DUE_AT] = due_at
+    changed(after)
+  end
+  return told(row)
 end
 
 ops['queue.abandoned'] = function(run, claim_id, asked, required)
@@ -212,7 +228,7 @@ ops['queue.assign'] = function(run, tenant)
   if row[STATUS] == 'running' then return 'running' end
   if row[IDEM_KEY] ~= null and by_key(row[IDEM_KEY], tenant) then return 'taken' end
   local in_group = row[LANE] ~= null and LIVE[row[STATUS]]
-  if in_group and row[STATUS] == 'waiting' and head_of(owned(row[LANE], tenant)) then return 'taken' end
+  if in_group and row[STATUS] == 'waiting' and #heads_of(owned(row[LANE], tenant)) >= row[CONCURRENCY_LIMIT] then return 'taken' end
   local known, before = tx.rows[run], in_group and group_of(row)
   -- The commit stores it in all lists again, under its new keys.
   if known.unlisted and row[CONVERSATION] == null then row[CONVERSATION] = conversation_of(row[INPUT]) end

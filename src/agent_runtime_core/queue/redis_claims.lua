@@ -46,18 +46,20 @@ local function wanted(cells)
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
     lease_now = math.min(since + cells[5], before), wall = by_server and text(now()) or text(cells[6]),
-    agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8],
+    agents = cells[7] ~= null and cells[7] or all_agents(), light = cells[8], after_turn = cells[11],
   }
 end
 
-local function claim(row, ticket, want)
+local function claim(row, ticket, want, at)
+  at = at or want.wall
   if row[STATUS] == 'running' then
     row[CRASHES], row[STALLS], row[PARKED] = row[CRASHES] + 1, row[STALLS] + 1, 0
   end
   row[STATUS], row[CLAIM_ID] = 'running', above(ticket, row[CLAIM_ID])
   row[WORKER], row[HOLDER], row[LEASE_UNTIL] = want.worker, want.holder, want.lease_until
-  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = want.wall, want.wall, '0', 0
-  if row[STARTED_AT] == null then row[STARTED_AT] = want.wall end
+  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = at, at, '0', 0
+  if row[STARTED_AT] == null then row[STARTED_AT] = at end
+  if row[REASON] == RATE_LIMITED then row[REASON] = '' end
   fence(row[RUN_ID], row[CLAIM_ID])
   return changed(row)
 end
@@ -165,21 +167,234 @@ local function ready(want, limit)
   return found
 end
 
+-- Rate limits: the same rules as in rate_limits.py and windows.py. The state of a key has the cells of its window, and
+-- the time at which the run that is delayed last is due.
+
+local function is_limited(row, rate, agent)
+  return row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
+    and row[DUE_AT] ~= '0'
+end
+
+-- Returns the first run of an agent that a rate limit delays, with the changes of this commit.
+local function first_limited(rate, agent)
+  local key, from, size, there, first = P .. 'limited:' .. rate .. '\0' .. agent, 0, 1, false, nil
+  repeat
+    local page, last = call('ZRANGE', key, from, from + size - 1), size
+    for _, member in ipairs(page) do
+      local row = named(key, member, string.sub(member, 18))
+      there = there or row and is_limited(row, rate, agent)
+    end
+    from, size = from + size, 8  -- the first may be rows that this commit has claimed
+  until there or #page < last
+  for _, known in pairs(tx.rows or {}) do
+    local row = known and known.row
+    if row and is_limited(row, rate, agent) and (not first or before(row, first)) then first = row end
+  end
+  return first
+end
+
+-- Returns the state of a rate limit, with the changes of this commit.
+local function line_of(rate)
+  local starts, per, key = string.match(rate, '^(%S+) (%S+) (.*)$')
+  local name = 'rate:' .. per .. ' ' .. key
+  tx.lines = tx.lines or {}
+  if not tx.lines[name] then
+    local stored = call('HGET', P .. 'shared', name)
+    local state = stored and cjson.decode(stored) or {0, {}, {}}
+    tx.lines[name] = {tail = state[1], left = state[2], cells = state[3], per = tonumber(per)}
+  end
+  return tx.lines[name], tonumber(starts), name
+end
+
+local function line_text(line)
+  local cells = {}
+  for i, cell in ipairs(line.cells) do
+    cells[i] = '[' .. text(cell[1]) .. ',' .. text(cell[2]) .. ',' .. text(cell[3]) .. ']'
+  end
+  local left = {}
+  for i, at in ipairs(line.left) do left[i] = text(at) end
+  return '[' .. text(line.tail) .. ',[' .. table.concat(left, ',') .. '],[' .. table.concat(cells, ',') .. ']]'
+end
+
+-- Drops the cells that have ended, and returns the time at which a start counts now.
+local function move_to(line, at)
+  local last, cells = line.cells[#line.cells], {}
+  if last and last[2] - at > line.per then
+    local behind = last[2] - at
+    for _, cell in ipairs(line.cells) do cell[1], cell[2] = cell[1] - behind, cell[2] - behind end
+  end
+  if last then at = math.max(at, last[2]) end
+  for _, cell in ipairs(line.cells) do
+    if at - cell[2] < line.per then cells[#cells + 1] = cell end
+  end
+  line.cells = cells
+  return at
+end
+
+local function free_at(line, starts, at)
+  move_to(line, at)
+  local left, free = 0, at
+  for _, cell in ipairs(line.cells) do left = left + cell[3] end
+  for _, cell in ipairs(line.cells) do
+    if left + 1 <= starts then break end
+    left, free = left - cell[3], cell[2] + line.per
+    while free - cell[2] < line.per do free = free + math.abs(free) * 2 ^ -52 end  -- the sum was rounded down
+  end
+  return math.max(free, at)
+end
+
+local function count_start(line, at)
+  at = move_to(line, at)
+  local last = line.cells[#line.cells]
+  if last and at - last[1] < line.per / CELLS then
+    last[2], last[3] = at, last[3] + 1
+  else
+    line.cells[#line.cells + 1] = {at, at, 1}
+  end
+  return at
+end
+
+-- Returns when a run is due that cannot start before `free`. Each delayed run has another time, so that some run is due
+-- whenever there is room. The time of a run that has started before it was due is left over for the next one.
+local function due_of(line, row, starts, free, want)
+  local at, step = nil, math.min(STEP, line.per / CELLS)
+  if row[REASON] == RATE_LIMITED and not want.next_known[line] then
+    -- It was due too early, because runs before it started late. It starts the others of that time with it.
+    want.next_known[line] = true
+    at = free
+  end
+  for i, each in ipairs(line.left) do
+    if not at and each >= free then at = table.remove(line.left, i) end
+  end
+  if not at then
+    at = math.max(free, line.tail)
+    line.tail = at + line.per / starts
+  end
+  return math.max(math.ceil(at / step) * step, at)
+end
+
+local function started_before_due(line, row, at)
+  local left = {}
+  line.left[#line.left + 1] = tonumber(row[DUE_AT])
+  table.sort(line.left)
+  for _, each in ipairs(line.left) do
+    if each > at and #left < MOST_LEFT then left[#left + 1] = each end
+  end
+  line.left = left
+end
+
+local function delay(row, due_at)
+  if row[STATUS] == 'running' then
+    fence(row[RUN_ID], nil)
+    row[CRASHES], row[STALLS] = row[CRASHES] + 1, row[STALLS] + 1
+  end
+  row[STATUS], row[DUE_AT], row[REASON], row[PARKED], row[LEASE_UNTIL] = 'pending', text(due_at), RATE_LIMITED, 0, '0'
+  changed(row)
+end
+
+-- Returns the run that may start because `row` may be claimed, and when it starts. It is `row`, or a delayed run of the
+-- same agent and limit that comes before. Returns nothing if `row` was delayed.
+local function startable(row, want)
+  if row[RATE] == null or row[PARKED] ~= 0 and row[STATUS] ~= 'running' or row[CANCEL_AT] ~= null then return row end
+  local at, line, starts, name = tonumber(want.wall), line_of(row[RATE])
+  want.lines = want.lines or {}
+  want.lines[name] = line
+  local free = free_at(line, starts, at)
+  if free > at then
+    delay(row, due_of(line, row, starts, free, want))
+    want.delayed = want.delayed + 1
+    return nil
+  end
+  local first = first_limited(row[RATE], row[AGENT])
+  if not first then
+    line.tail, line.left = 0, {}  -- all delayed runs have started or ended
+  elseif before(first, row) then
+    started_before_due(line, first, at)
+    row = first
+  end
+  return row, text(count_start(line, at))
+end
+
+-- Returns the first ready row with that priority and a turn above `after` (of all turns if it is nil), with the changes
+-- of this commit.
+local function next_turn(want, priority, after)
+  local best, wanted_agent = nil, {}
+  local function see(row)
+    if not row or not wanted_agent[row[AGENT]] or row[TURN] == null or row[PRIORITY] ~= priority or not is_ready(row)
+      or after and row[TURN] <= after then
+      return false
+    end
+    if not best or row[TURN] < best[TURN] or row[TURN] == best[TURN] and row[N] < best[N] then best = row end
+    return true
+  end
+  for _, agent in ipairs(want.agents) do
+    wanted_agent[agent] = true
+    local key, size, seen = P .. 'turns:' .. agent .. '\0' .. priority, 1, false
+    local from, page, last = after and '(' .. after .. '\0\255' or '-', nil, nil
+    repeat
+      page, last, size = call('ZRANGEBYLEX', key, from, '+', 'LIMIT', 0, size), size, 8
+      for _, member in ipairs(page) do
+        seen = see(named(key, member, string.match(member, '%z%d+:(.*)$'))) or seen
+        from = '(' .. member
+      end
+    until seen or #page < last
+  end
+  for _, known in pairs(tx.rows or {}) do
+    if known and known.dirty then see(known.row) end
+  end
+  return best
+end
+
+-- Claims ready rows with take(), each time of the next turn.
+local function take_turns(want, got, free, take)
+  local head, after = ready(want, 1)[1], want.after_turn
+  while head and #got < free and want.delayed < MOST_DELAYED do
+    local row = next_turn(want, head[PRIORITY], after)
+    if not row then  -- the circle begins again, unless all rows of that priority were claimed
+      local priority = head[PRIORITY]
+      head = ready(want, 1)[1]
+      if head and head[PRIORITY] == priority then
+        row = next_turn(want, priority, nil)
+        if not row or head[TURN] == null and (row[TURN] > '' or row[N] > head[N]) then row = head end
+      end
+    end
+    if row then
+      after = row[TURN] ~= null and row[TURN] or ''
+      take({row}, 1)
+    end
+  end
+end
+
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
-  local function take(rows)
-    for _, row in ipairs(rows) do
-      if #got < free then got[#got + 1] = claim(row, want.tickets[#got + 1], want) end
+  want.delayed, want.next_known = 0, {}
+  local function take(rows, most)
+    for i = 1, math.min(#rows, most) do
+      local row = rows[i]
+      while #got < free and want.delayed < MOST_DELAYED do
+        local chosen, at = startable(row, want)
+        if chosen then got[#got + 1] = claim(chosen, want.tickets[#got + 1], want, at) end
+        if not chosen or chosen == row then break end
+      end
     end
   end
   if not want.light then
     for _, group in ipairs(promote(want.wall)) do release(group) end
     local fallen = expired(want, free)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
-    take(fallen)
+    take(fallen, free)
   end
-  if #got < free then take(ready(want, free - #got)) end
+  if want.after_turn and want.after_turn ~= null then take_turns(want, got, free, take) end
+  local limit = free - #got
+  while #got < free and want.delayed < MOST_DELAYED do
+    local delayed = want.delayed
+    take(ready(want, limit), limit)
+    if want.delayed == delayed then break end
+    limit = MOST_DELAYED
+  end
+  if want.delayed >= MOST_DELAYED and #got < free then ring('work') end  -- others may follow them
+  for name, line in pairs(want.lines or {}) do write('HSET', P .. 'shared', name, line_text(line)) end
   return got
 end
 

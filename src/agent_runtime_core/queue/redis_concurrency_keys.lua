@@ -1,5 +1,5 @@
 -- Concurrency keys, and the notifications of a changed row. LANE is the concurrency key of a row; a key and a tenant
--- make a group. At most one live run of a group has HELD 0: it is the active run of the group.
+-- make a group. The live runs of a group with HELD 0 are its active runs.
 
 local function is_of(row, group)
   return row[LANE] ~= null and group_of(row) == group
@@ -9,13 +9,17 @@ local function is_head(row, group)
   return LIVE[row[STATUS]] and row[HELD] == 0 and is_of(row, group)
 end
 
--- Returns the active run of a group, with the changes of this commit, ignoring the row `except`.
-local function head_of(group, except)
+-- Returns the active runs of a group by arrival, with the changes of this commit, ignoring the row `except`.
+local function heads_of(group, except)
   for _, run in ipairs(call('ZRANGE', P .. 'lane:' .. group, 0, -1)) do get(run) end
+  local found = {}
   for _, known in pairs(tx.rows) do
-    if known and known.row ~= except and is_head(known.row, group) then return known.row end
+    if known and known.row ~= except and is_head(known.row, group) then found[#found + 1] = known.row end
   end
+  table.sort(found, function(a, b) return a[N] < b[N] end)
+  return found
 end
+
 
 local function before(a, b)
   if a[PRIORITY] ~= b[PRIORITY] then return a[PRIORITY] > b[PRIORITY] end
@@ -40,14 +44,22 @@ local function first_behind(group)
   return first
 end
 
--- Unblocks the next run of a group, if no run of it is active.
+-- Returns whether a new row of a group must wait, for active runs or for runs that come first.
+local function is_blocked(row)
+  if #heads_of(group_of(row), row) >= row[CONCURRENCY_LIMIT] then return true end
+  local first = row[CONCURRENCY_LIMIT] > 1 and first_behind(group_of(row))
+  return first and first ~= row and first[PRIORITY] >= row[PRIORITY]
+end
+
+-- Unblocks the next runs of a group, as long as fewer runs of it are active than they allow.
 local function release(group)
-  if head_of(group) then return end
+  local active = #heads_of(group)
   local row = first_behind(group)
-  if row then
+  while row and active < row[CONCURRENCY_LIMIT] do
     row[HELD] = 0
     changed(row)
     ring('work')
+    active, row = active + 1, first_behind(group)
   end
 end
 
@@ -57,12 +69,12 @@ local function enter(row)
   if row[ORIGIN] ~= '' then
     row[HELD] = ASIDE
   else
-    row[HELD] = (row[DUE_AT] ~= '0' or head_of(group_of(row), row)) and BEHIND or 0
+    row[HELD] = (row[DUE_AT] ~= '0' or is_blocked(row)) and BEHIND or 0
   end
   return row
 end
 
--- Notifies listeners of a changed row, and unblocks the next run of its concurrency key.
+-- Notifies listeners of a changed row, and unblocks the next runs of its concurrency key.
 local function save(row)
   ring(LIVE[row[STATUS]] and 'work' or 'done')
   changed(row)

@@ -8,8 +8,12 @@
 -- due                    delayed and waiting runs by the wall time at which they become ready
 -- due:<digits>           those of `due` with a priority above 0 of that many binary digits; `dues` has these numbers
 -- lease:<agent>          running runs by the end of their lease
--- lane:<key>             the active run of a group: of a concurrency key (its stored name is lane) and a tenant
--- behind:<key>           the runs that wait for the active run, in the order of claims
+-- lane:<key>             the active runs of a group: of a concurrency key (its stored name is lane) and a tenant
+-- behind:<key>           the runs that wait for the active runs, in the order of claims
+-- limited:<rate>         runs that a rate limit delays, in the order of claims; the key ends with NUL and the agent
+-- turns:<agent>          ready runs with a turn, in the order of <turn> NUL and arrival; the key ends with NUL and the
+--                        priority
+-- shared                 a hash of states that all processes share by name; see `lines` in claims
 -- present                a hash of times: when a process last claimed or renewed leases, and see `present` in claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
 --
@@ -60,6 +64,18 @@ end
 -- The same for the delayed runs of similar priority.
 local function place_by_priority(row, _, due_at)
   if due_at ~= '0' and row[PRIORITY] > 0 then return P .. 'due:' .. digits(row[PRIORITY]), due_at, row[RUN_ID] end
+end
+
+-- The same for the runs that a rate limit delays.
+local function place_by_rate(row, status, due_at, _, _, _, reason)
+  if row[RATE] == null or reason ~= RATE_LIMITED or status ~= 'pending' or due_at == '0' then return end
+  return P .. 'limited:' .. row[RATE] .. '\0' .. row[AGENT], -row[PRIORITY], in_order(row)
+end
+
+-- The same for the ready runs that take turns.
+local function place_by_turn(row, status, due_at, held, _, origin)
+  if row[TURN] == null or status ~= 'pending' or due_at ~= '0' or held ~= 0 or origin ~= '' then return end
+  return P .. 'turns:' .. row[AGENT] .. '\0' .. row[PRIORITY], 0, row[TURN] .. '\0' .. in_order(row)
 end
 
 -- The same for the runs of a concurrency key, and below for its active inline run.
@@ -241,7 +257,7 @@ end
 local function move(row, was, where)
   local old, old_score, old_member
   if was then old, old_score, old_member = where(row, unpack(was)) end
-  local key, score, member = where(row, row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN])
+  local key, score, member = where(row, row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN], row[REASON])
   local same = old == key and old_member == member
   if old and not same then write('ZREM', old, old_member) end
   if key and not (same and old_score == score) then write('ZADD', key, score, member) end
@@ -252,7 +268,7 @@ local function unregister(row)
   local was = tx.rows[row[RUN_ID]].was
   if was then
     write('ZREM', P .. 'status:' .. was[1], row[RUN_ID])
-    for _, where in ipairs({place, place_by_priority, place_in_lane, place_inline}) do
+    for _, where in ipairs({place, place_by_priority, place_by_rate, place_by_turn, place_in_lane, place_inline}) do
       local key, _, member = where(row, unpack(was))
       if key then write('ZREM', key, member) end
     end
@@ -294,6 +310,8 @@ local function keep(known)
   end
   move(row, was, place)
   if row[PRIORITY] > 0 then move(row, was, place_by_priority) end
+  if row[RATE] ~= null then move(row, was, place_by_rate) end
+  if row[TURN] ~= null then move(row, was, place_by_turn) end
   if row[LANE] ~= null then
     move(row, was, place_in_lane)
     move(row, was, place_inline)

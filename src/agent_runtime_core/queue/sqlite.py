@@ -117,6 +117,8 @@ DROP INDEX arc_runs_head;
 CREATE INDEX arc_runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
 CREATE INDEX arc_runs_turns ON arc_runs (agent, priority DESC, turn, n)
     WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE INDEX arc_runs_limited ON arc_runs (rate, agent, priority DESC, n)
+    WHERE reason = 'rate_limit' AND status = 'pending' AND due_at > 0;
 CREATE TABLE arc_shared (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID""",
 )
 
@@ -175,6 +177,11 @@ _READY = (
     " WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
 )
+_TURN = (
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_turns WHERE agent = ? AND priority = ? AND turn IS NOT NULL"
+    " AND turn {} ? AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 ORDER BY turn, n LIMIT 1"
+)
+_FIRST_TURN, _NEXT_TURN = _TURN.format(">="), _TURN.format(">")
 _NEXT_AGENT = (
     "SELECT agent FROM arc_runs INDEXED BY arc_runs_ready"
     " WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
@@ -183,7 +190,11 @@ _NEXT_AGENT = (
 _NEXT_CLAIMED = f"SELECT agent FROM {_EXPIRING} WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
 _HEAD = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_head"
-    " WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL"
+    " WHERE lane = ? AND tenant = ? AND held = 0 AND ended_at IS NULL ORDER BY n LIMIT ?"
+)
+_LIMITED = (
+    f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_limited WHERE rate = ? AND agent = ? AND reason = 'rate_limit'"
+    " AND status = 'pending' AND due_at > 0 ORDER BY priority DESC, n LIMIT 1"
 )
 _BEHIND = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
@@ -318,12 +329,25 @@ class SQLiteTransitions(RunTransitions):
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
 
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        found: list[RunRow] = []
+        for agent in self._agents(_NEXT_AGENT) if want.agents is None else want.agents:
+            query = _FIRST_TURN if after is None else _NEXT_TURN
+            found += fetch(self.tx.execute(query, (agent, priority, after or "")))
+        row = min(found, key=lambda row: (row.turn or "", row.arrival), default=None)
+        if row is not None:
+            self.tx.rows[row.run_id] = row
+        return row
+
     def _agents(self, following: str) -> list[str]:
         """Return the agents with ready or running runs, with one index lookup for each agent."""
         return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
-        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant)))
+        return _one(self.tx.execute(_HEAD, (concurrency_key, tenant, 1)))
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> Sequence[RunRow]:
+        return fetch(self.tx.execute(_HEAD, (concurrency_key, tenant, limit)))
 
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         return _one(self.tx.execute(_BEHIND, (concurrency_key, tenant)))
@@ -367,6 +391,9 @@ class SQLiteTransitions(RunTransitions):
             self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
         else:
             self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        return _one(self.tx.execute(_LIMITED, (rate, agent)))
 
 
 def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
@@ -461,5 +488,5 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
     }
 
     keeps_processes = True
-    keeps_shared = True
+    keeps_limits = True
     keeps_rows = "arc_runs"

@@ -11,10 +11,12 @@ from .._core.ids import ULID_RANDOM_LENGTH, above
 from .._engines.base import NotApplied, OperationSet, always
 from ..errors import NotSupported, StorageBusy
 from .pools import PREFIX, Amounts, Pool, PoolLimit, Refusal
+from .rate_limits import MOST_DELAYED, Starts
 from .records import (
     CONTENTS,
     LIVE,
     QUEUED_BEHIND,
+    RATE_LIMITED,
     SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
@@ -24,6 +26,7 @@ from .records import (
     RunUpdate,
     as_abandoned,
     as_claimed,
+    as_delayed,
     as_reopened,
     as_updated,
     contents_of,
@@ -61,8 +64,9 @@ class RunTransitions(ABC):
       sees or changes it in between.
     * `save` and `add` keep the indexes by which `claimable`, `expired_leases`, `make_due_ready`, `active_in_group`,
       `next_in_group` and `abandoned_inline` find rows.
-    * A group is all rows of one `concurrency_key` and `tenant`. At most one live row of a group has `blocked` 0. While
-      no row has, those with `blocked` 1 are all delayed. The value 2 is for rows that were set aside.
+    * A group is all rows of one `concurrency_key` and `tenant`. Its live rows with `blocked` 0 are active. While fewer
+      rows are active than the `concurrency_limit` of the next row with `blocked` 1 allows, all rows with `blocked` 1
+      are delayed. The value 2 is for rows that were set aside.
 
     Args:
         tx: The open transaction of the engine. It provides `fence(key, token)` and `notify(topic)`.
@@ -181,12 +185,30 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
-        """Return the live row with that concurrency key and tenant, and `blocked` 0.
+        """Return the first live row by `arrival` with that concurrency key and tenant, and `blocked` 0.
 
         Args:
             concurrency_key: The concurrency key.
             tenant: The tenant, or "".
         """
+
+    def all_active_in_group(self, concurrency_key: str, tenant: str, limit: int) -> Sequence[RunRow]:
+        """Return the live rows with that concurrency key and tenant, and `blocked` 0, by `arrival`.
+
+        Args:
+            concurrency_key: The concurrency key.
+            tenant: The tenant, or "".
+            limit: At most this many rows.
+
+        Raises:
+            NotSupported: The queue does not support concurrency limits above 1.
+        """
+        if limit > 1:
+            raise NotSupported(
+                f"{type(self).__name__} does not define all_active_in_group, so concurrency_limit must be 1"
+            )
+        row = self.active_in_group(concurrency_key, tenant)
+        return () if row is None else (row,)
 
     @abstractmethod
     def next_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
@@ -341,6 +363,45 @@ class RunTransitions(ABC):
         """
         return wall
 
+    def shared_if_free(self, name: str) -> tuple[bool, str | None]:
+        """Return True and the state, as `shared` does; or False if another transaction has locked the name.
+
+        A claim calls it, which has locked rows: it must not wait for a transaction that waits for these rows.
+
+        Args:
+            name: The name of the state.
+        """
+        return True, self.shared(name)
+
+    def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
+        """Return the first row by priority and `arrival` of an agent that a rate limit delays.
+
+        It has this `rate` and `agent`, the status "pending", the `reason` "rate_limit" and a `due_at` above 0.
+
+        Args:
+            rate: `RunRow.rate`.
+            agent: The key of the agent.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define next_rate_limited, so rate_limit must be None")
+
+    def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
+        """Return a row as `claimable` does, but with this priority, and with the first turn above `after`.
+
+        Of the rows with that turn, it has the smallest `arrival`. Rows whose `turn` is None are ignored.
+
+        Args:
+            want: The request of the worker.
+            priority: The priority.
+            after: A turn. None: the first turn of all.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define next_turn, so take_turns must be None")
+
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease must expire instead.
 
@@ -376,11 +437,30 @@ class RunTransitions(ABC):
         return row
 
     def _release(self, concurrency_key: str, tenant: str) -> None:
-        """Unblock the next run of a group, if no run of it is active."""
+        """Unblock the next runs of a group, as long as fewer runs of it are active than they allow."""
         group = concurrency_key, tenant
-        if self.active_in_group(*group) is None and (row := self.next_in_group(*group)) is not None:
+        is_free = self.active_in_group(*group) is None
+        while (row := self.next_in_group(*group)) is not None and (is_free or self._has_room(row)):
             self.save(row.with_values(blocked=0))
             self.notify("work")
+            is_free = False
+
+    def _has_room(self, row: RunRow) -> bool:
+        """Return whether fewer runs of a group are active than a row of it allows, if at least one run is."""
+        limit, group = row.concurrency_limit, (row.concurrency_key or "", row.tenant)
+        return limit > 1 and len(self.all_active_in_group(*group, limit)) < limit
+
+    def _is_full(self, row: RunRow) -> bool:
+        """Return whether so many runs of a group are active that a row, which is not active, must wait."""
+        is_free = self.active_in_group(row.concurrency_key or "", row.tenant) is None
+        return not is_free and not self._has_room(row)
+
+    def _is_blocked(self, row: RunRow) -> bool:
+        """Return whether a new row of a group must wait, for active runs or for runs that come first."""
+        if self._is_full(row):
+            return True
+        first = self.next_in_group(row.concurrency_key or "", row.tenant) if row.concurrency_limit > 1 else None
+        return first is not None and first.priority >= row.priority
 
     def _enter_group(self, row: RunRow) -> RunRow:
         """Return a pending row, blocked if its concurrency key requires it."""
@@ -388,7 +468,7 @@ class RunTransitions(ABC):
             return row
         if row.origin:
             return row.with_values(blocked=SET_ASIDE)
-        waits = row.due_at > 0 or self.active_in_group(row.concurrency_key, row.tenant) is not None
+        waits = row.due_at > 0 or self._is_blocked(row)
         return row.with_values(blocked=QUEUED_BEHIND if waits else 0)
 
     def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
@@ -471,9 +551,73 @@ class RunTransitions(ABC):
             found = self.expired_leases(want, len(want.tickets))
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
+        if want.after_turn is not None:
+            return self._claim_limited(found, want)
         if len(found) < len(want.tickets):
             found = found + self.claimable(want, len(want.tickets) - len(found))
+        for row in found:
+            if row.rate is not None:
+                return self._claim_limited(found, want)
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
+
+    def _claim_limited(self, rows: Sequence[RunRow], want: ClaimRequest) -> list[RunRow]:
+        """Claim these rows and other ready ones, as their rate limits and the turns of the worker allow."""
+        claimed, starts, delayed = list[RunRow](), Starts(self, want.wall), 0
+        self._start(rows, want, claimed, starts)
+        if want.after_turn is not None:
+            self._start_by_turns(want.after_turn, want, claimed, starts)
+        while delayed < starts.delayed and len(claimed) < len(want.tickets) and not starts.is_over:
+            delayed = starts.delayed
+            self._start(self.claimable(want, MOST_DELAYED), want, claimed, starts)
+        if starts.is_over and len(claimed) < len(want.tickets):  # other runs may follow those that were delayed
+            self.notify("work")
+        starts.save()
+        return claimed
+
+    def _start_by_turns(self, after: str, want: ClaimRequest, claimed: list[RunRow], starts: Starts) -> None:
+        """Claim ready rows, each time of the next turn."""
+        head = self._first_claimable(want)
+        while head is not None and len(claimed) < len(want.tickets) and not starts.is_over:
+            row = self.next_turn(want, head.priority, after)
+            if row is None:  # the circle begins again, unless all rows of that priority were claimed
+                priority, head = head.priority, self._first_claimable(want)
+                if head is None or head.priority != priority:
+                    continue
+                row = self.next_turn(want, priority, None)
+                if row is None or (head.turn is None and (row.turn, row.arrival) > ("", head.arrival)):
+                    row = head
+            after = row.turn or ""
+            self._start([row], want, claimed, starts)
+
+    def _first_claimable(self, want: ClaimRequest) -> RunRow | None:
+        for row in self.claimable(want, 1):
+            self.save(row)  # as it is: a store may have taken it out of an index to return it
+            return row
+        return None
+
+    def _start(self, rows: Sequence[RunRow], want: ClaimRequest, claimed: list[RunRow], starts: Starts) -> None:
+        """Claim rows, as long as there are tickets, or delay them where their rate limits require it."""
+        for row in rows:
+            while len(claimed) < len(want.tickets) and not starts.is_over:
+                chosen, at = starts.next(row)
+                if chosen is not None:
+                    asked = want if at == want.wall else want._replace(wall=at)
+                    claimed.append(self._claim(chosen, want.tickets[len(claimed)], asked))
+                if chosen is None or chosen is row:
+                    break
+            else:
+                self.save(row)  # as it is: a store may have taken it out of an index to return it
+
+    def delay(self, row: RunRow, due_at: float) -> None:
+        """Delay a row that a claim may claim, because its rate limit has no room.
+
+        Args:
+            row: The row.
+            due_at: The time on the wall clock at which there may be room.
+        """
+        if row.status == "running":
+            self.fence(row.run_id, None)
+        self.save(as_delayed(row, due_at))
 
     def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
         """Return the result of a `claim` that was applied before.
@@ -523,7 +667,8 @@ class RunTransitions(ABC):
             return ("ended", stored)
         else:
             candidate = as_reopened(stored, want.wall).with_values(origin=row.origin)
-        active = self._active_run(candidate, want)
+        is_active = stored is not None and stored.status in LIVE and not stored.blocked
+        active = None if is_active else self._active_run(candidate, want)
         if active is not None:
             if wait:
                 candidate = candidate.with_values(
@@ -539,15 +684,15 @@ class RunTransitions(ABC):
         return row.lease_until < want.lease_now or self.is_dead(row.holder)
 
     def _active_run(self, row: RunRow, want: ClaimRequest) -> RunRow | None:
-        """Return the active run with the concurrency key of `row`, after setting abandoned inline runs aside."""
-        while (
-            row.concurrency_key is not None
-            and (active := self.active_in_group(row.concurrency_key, row.tenant)) is not None
-            and active.run_id != row.run_id
-        ):
-            if not active.origin or active.status == "waiting" or not self._has_ended(active, want):
-                return active
-            self._set_aside(active, want)
+        """Return an active run for which `row`, which is not active, must wait. It sets abandoned inline runs aside."""
+        while row.concurrency_key is not None:
+            active = self.all_active_in_group(row.concurrency_key, row.tenant, row.concurrency_limit)
+            if len(active) < row.concurrency_limit:
+                break
+            gone = (each for each in active if each.origin and each.status != "waiting" and self._has_ended(each, want))
+            if (abandoned := next(gone, None)) is None:
+                return active[0]
+            self._set_aside(abandoned, want)
         return None
 
     def _set_aside(self, row: RunRow, want: ClaimRequest) -> None:
@@ -676,9 +821,18 @@ class RunTransitions(ABC):
         row = self._expect(run_id, expect)
         self.fence(run_id, None)
         self.notify("mail")
-        return self._save(
+        ended = self._save(
             row.with_values(status=status, blocked=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now)
         )
+        if row.rate is not None and row.reason == RATE_LIMITED:
+            self._pass_on(row, row.rate)
+        return ended
+
+    def _pass_on(self, row: RunRow, rate: str) -> None:
+        """Let the next run of a rate limit start when a delayed run, which has ended, would have started."""
+        following = self.next_rate_limited(rate, row.agent)
+        if following is not None and following.due_at > row.due_at > 0:
+            self.save(following.with_values(due_at=row.due_at))
 
     def abandoned(self, run_id: str, claim_id: str, want: ClaimRequest, required: bool) -> bool:
         """Return whether a running run is to be cancelled, and this claim on it is over.
@@ -780,7 +934,7 @@ class RunTransitions(ABC):
         if row.concurrency_key is not None and row.status in LIVE:
             if row.status == "pending":
                 after = self._enter_group(after)
-            elif self.active_in_group(row.concurrency_key, tenant) is not None:
+            elif self._is_full(after):
                 return "taken"
         self.move(row, after)
         if row.concurrency_key is not None and row.status in LIVE:

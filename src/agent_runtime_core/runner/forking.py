@@ -213,8 +213,8 @@ def _row(
     key, tenant = source.concurrency_key, source.tenant
     return backends.queue.new_row(
         new_run_id, source.agent, input_, metadata, source.priority, concurrency_key=key, tenant=tenant,
-        tags=tags_in(before),
-    )  # fmt: skip
+        tags=tags_in(before), concurrency_limit=source.concurrency_limit,
+    ).with_values(rate=source.rate, turn=source.turn)  # fmt: skip
 
 
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:

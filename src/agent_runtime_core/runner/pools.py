@@ -81,7 +81,7 @@ async def drop_unused(queue: RunQueue) -> None:
 
 
 async def _stored(queue: RunQueue) -> dict[str, str]:
-    if not queue.keeps_shared:
+    if not queue.keeps_limits:
         return {}
     found: dict[str, str] = await queue.read("shared", PREFIX)
     return {name.removeprefix(PREFIX): text for name, text in sorted(found.items())}

@@ -31,6 +31,7 @@ from ..config import SETTINGS, get_config
 from ..errors import StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
+from ..limits import ALL_AGENTS, RateLimit
 from ..portal import call
 from ..queue.base import RunQueue
 from ..queue.records import RunRow, same_run
@@ -453,6 +454,7 @@ class AgentRunner(RunClient):
         deadline: _dt.datetime | float | None = None,
         tenant: str | None = None,
         input: Mapping[str, Any] | None = None,
+        concurrency_limit: int = 1,
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
@@ -476,6 +478,7 @@ class AgentRunner(RunClient):
                 out immediately.
             tenant: As in `submit`.
             input: The run's input.
+            concurrency_limit: As in `submit`.
 
         Returns:
             The result of the run.
@@ -509,6 +512,7 @@ class AgentRunner(RunClient):
         result = await self._execute_new(
             runtime, run_id, checked_input(input, params, input_data), recover, if_running, parent_run_id,
             await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
+            concurrency_limit=concurrency_limit,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
@@ -537,6 +541,7 @@ class AgentRunner(RunClient):
         self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
         if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
         *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
+        concurrency_limit: int = 1,
     ) -> RunResult:  # fmt: skip
         key = concurrency_key_of(concurrency_key, input_, parent)
         if key and isinstance(key, str):
@@ -544,6 +549,7 @@ class AgentRunner(RunClient):
         row = self.backends.queue.new_row(
             run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
             concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
+            concurrency_limit=concurrency_limit,
         )  # fmt: skip
         reopen, refused, refusals = True, "", 0
         while True:
@@ -724,6 +730,8 @@ class AgentRunner(RunClient):
         tenant: str | None = None,
         connection: Any = None,
         tags: Iterable[str] = (),
+        concurrency_limit: int = 1,
+        rate_limit: RateLimit | None = None,
     ) -> UUID:
         """Store a run for a worker.
 
@@ -738,8 +746,9 @@ class AgentRunner(RunClient):
             deadline: Wall time at which the run is stopped.
             parent_run_id: The run that this is a child of.
             metadata: Stored with the run.
-            concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time. None means the
-                conversation of an input with a `conversation_id`, and no key for a child run. "" means no key.
+            concurrency_key: 1 to 512 characters. Runs with the same key execute one at a time, or as many as
+                `concurrency_limit` allows. None means the conversation of an input with a `conversation_id`, and no key
+                for a child run. "" means no key.
             traceparent: The span that the run's spans belong to, as a W3C `traceparent`. If None, the current span, if
                 a trace sink knows it. It is stored in the metadata.
             params: Merged into the "params" of the input.
@@ -751,6 +760,9 @@ class AgentRunner(RunClient):
                 `submit_sync` also takes the connection of Django.
             tags: At most 32 tags of 1 to 128 characters. `runs(tag=…)` finds the runs with a tag. The tags are stored
                 in the metadata, and forks have the tags of their run.
+            concurrency_limit: The run is active while fewer other runs of its concurrency key than this are.
+            rate_limit: How many runs start in a period. None: the limit of the agent, if it is registered here, or else
+                of the `RunnerConfig`. The run has one limit, which is stored with it.
 
         Returns:
             The run's id, once the run is durable; with `connection`, once it is part of your transaction.
@@ -775,7 +787,8 @@ class AgentRunner(RunClient):
             agent_key, input, run_id=run_id, metadata=metadata, priority=priority, delay=delay,
             idempotency_key=idempotency_key, expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
             concurrency_key=concurrency_key, traceparent=traceparent, params=params,
-            tenant=await self.tenant_of_new_run(tenant, parent_run_id), tags=tags,
+            concurrency_limit=concurrency_limit, rate_limit=rate_limit, tags=tags,
+            tenant=await self.tenant_of_new_run(tenant, parent_run_id),
         )  # fmt: skip
         if connection is None:
             stored, _ = await self.insert_run(row)
@@ -800,6 +813,16 @@ class AgentRunner(RunClient):
         options["concurrency_key"] = concurrency_key_of(
             options.get("concurrency_key"), input, options.get("parent_run_id")
         )
+        if options.get("rate_limit") is None:
+            own = self.registry.rate_limits.get(key)
+            if not isinstance(agent_key, str):
+                own = getattr(agent_key, "rate_limit", None)
+            limit = self.config.rate_limit
+            if own is None and limit is not None and limit.key is None:
+                limit = replace(limit, key=ALL_AGENTS)
+            options["rate_limit"] = limit if own is None else own
+        if (turns := self.config.take_turns) is not None:
+            options["turn"] = (turns(input) or "") if callable(turns) else options.get("tenant") or ""
         metadata = with_traceparent(options.pop("metadata", None), self.tracer, options.pop("traceparent", None))
         return self.queue.new_row(options.pop("run_id", None), key, input, metadata, **options)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as _dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from .._core.arguments import checked_int, checked_name, checked_tenant, checked_time, mapping, run_input
@@ -19,7 +19,7 @@ from .._core.validation import Shown, must, type_name, unknown
 from .._execution.context import conversation_id
 from ..config import HEARTBEAT_SECONDS, LEASE_SECONDS, SETTINGS, DefaultSeconds, RuntimeConfig
 from ..errors import InvalidArgument, RunBusy
-from ..limits import RunLimits
+from ..limits import RATE_LIMIT, TURNS, RateLimit, RunLimits
 from ..queue.base import RunQueue, conversation_of
 from ..queue.contents import ContentFilter, checked_tag, comparable, tags_in, without_tags
 from ..queue.records import RunFilter, RunRow, open_questions
@@ -59,6 +59,11 @@ class RunnerConfig:
             no complete turn follows, marked as unanswered.
         stall_timeout_seconds: An attempt that records nothing for that long ends; None is no limit. Time that the run
             waits does not count. An agent may have its own limit.
+        rate_limit: How many of the runs that this runner submits start in a period, in all workers on the store. An
+            agent with its own `rate_limit` has that limit instead.
+        take_turns: Among runs of equal priority, those with different turns are claimed in turns, so that many runs of
+            one tenant do not delay another tenant. "tenant": the tenant of a run is its turn. A function is called with
+            the input of each new run and returns the turn, or None. Set it where runs are submitted, and for workers.
 
     Examples:
         >>> from agent_runtime_core import RunnerConfig
@@ -82,6 +87,8 @@ class RunnerConfig:
     max_unsent_bytes: int = 131072
     keep_unanswered: bool = True
     stall_timeout_seconds: float | None = None
+    rate_limit: RateLimit | None = None
+    take_turns: Literal["tenant"] | Callable[[Mapping[str, Any]], str | None] | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _SETTINGS.items():
@@ -140,6 +147,8 @@ _SETTINGS = {
     **{name: SETTINGS[name] for name in _OF_PROCESS},
     **dict.fromkeys(("grace_seconds", "other_code_timeout_seconds"), SECONDS),
     "keep_unanswered": TRUTH,
+    "rate_limit": RATE_LIMIT,
+    "take_turns": TURNS,
     "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
     "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),
 }

@@ -196,6 +196,8 @@ class Worker:
         self._ticked = self._looked  # when the loop last claimed schedules alone
         self._reported = -UNREADABLE_INTERVAL  # when a run that cannot be decoded was last reported
         self._hurry = False  # release active runs without waiting for the grace
+        #: The turn that this worker has served last; None: runs take no turns.
+        self._turn: str | None = None if config.take_turns is None else ""
         self._claims_due = False  # the last claim succeeded, and so made due runs ready
         self._wake_event: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -235,9 +237,13 @@ class Worker:
 
     async def _claim_of(self, keys: Sequence[str], count: int, **options: Any) -> list[RunRow]:
         config = self.config
+        if self._turn is not None:
+            options["after_turn"] = self._turn
         rows: list[RunRow] = await self.queue.claim_rows(
             config.worker_id, config.lease_ttl_seconds, agent_keys=keys, limit=count, **options
         )
+        if self._turn is not None and rows:
+            self._turn = rows[-1].turn or ""
         return rows
 
     async def _claim_overdue(self) -> RunRow | None:
@@ -339,6 +345,8 @@ class Worker:
             or slots.busy > slots.count
             or now - self._looked > MAINTENANCE_INTERVAL
         ):
+            return None
+        if self._turn is not None:  # claims at the same time would all take the same turn
             return None
         if slots.waiting or self._suspects.is_careful():  # the slot of the run that ends is not free yet
             return None

@@ -134,6 +134,9 @@ class AgentRun(_TenantRun):
         default=None, ge=0, description="Seconds after which the run is not started any more."
     )
     concurrency_key: str | None = Field(default=None, max_length=512)
+    concurrency_limit: int = Field(
+        default=1, ge=1, le=10_000, description="How many runs of the concurrency key may be active."
+    )
     conversation_id: Key | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     tags: list[str] = Field(default_factory=list, description="At most 32 tags of 1 to 128 characters.")

@@ -50,8 +50,8 @@ def row_of(
     return state.runner.new_run(
         body.agent, _input_of(body), run_id=body.run_id, idempotency_key=key, priority=body.priority,
         delay=body.delay, expires_in=body.expires_in, deadline=body.deadline, metadata=body.metadata,
-        concurrency_key=body.concurrency_key, traceparent=traceparent, tenant=caller.tenant, params=body.params,
-        tags=body.tags,
+        concurrency_key=body.concurrency_key, concurrency_limit=body.concurrency_limit, traceparent=traceparent,
+        tenant=caller.tenant, params=body.params, tags=body.tags,
     )  # fmt: skip
 
 

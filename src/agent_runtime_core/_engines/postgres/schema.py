@@ -115,6 +115,8 @@ DROP INDEX arc_runs_head;
 CREATE INDEX runs_head ON arc_runs (lane, tenant) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
 CREATE INDEX runs_turns ON arc_runs (agent, priority DESC, turn, n)
     WHERE turn IS NOT NULL AND status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
+CREATE INDEX runs_limited ON arc_runs (rate, agent, priority DESC, n)
+    WHERE reason = 'rate_limit' AND status = 'pending' AND due_at > 0;
 CREATE TABLE arc_shared (name {_TEXT} PRIMARY KEY, state {_TEXT})"""
 
 _FIRST: Final = ";\n".join((_RUNS, _JOURNAL, _STATE, _DOCUMENTS, _FENCES, _SEEN, _VIEWS))

@@ -14,6 +14,7 @@ from .queue_concurrency_keys import CASES as LANES
 from .queue_enqueue import CASES as ENTERING
 from .queue_fixtures import Case, Make
 from .queue_leases import CASES as LEASES
+from .queue_limits import CASES as LIMITS
 from .queue_lists import CASES as LISTS
 from .queue_mailbox import CASES as MAIL
 from .queue_reads import CASES as READS
@@ -21,5 +22,5 @@ from .races import QUEUE
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *LANES, *READS, *LISTS], several=QUEUE)
+CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *LANES, *LIMITS, *READS, *LISTS], several=QUEUE)
 check: Callable[..., Awaitable[None]] = CASES.check
