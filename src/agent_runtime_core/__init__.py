@@ -90,7 +90,9 @@ if TYPE_CHECKING:
     from .interfaces import ToolRegistry as ToolRegistry
     from .interfaces import TraceSink as TraceSink
     from .interfaces import current_run as current_run
+    from .limits import ModelLimits as ModelLimits
     from .limits import RunLimits as RunLimits
+    from .limits import SpendPool as SpendPool
     from .loop import CancellationToken as CancellationToken
     from .loop import TurnState as TurnState
     from .loop import agent_tool as agent_tool
@@ -164,7 +166,7 @@ else:
         "UnserialisableResult WaitTimeout",
         ".interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink current_run",
-        ".limits": "RunLimits",
+        ".limits": "ModelLimits RunLimits SpendPool",
         ".loop": "CancellationToken TurnState agent_tool run_turn_loop",
         ".persistence": "Conversation ConversationMessage ConversationStore FileConversationStore FileMemoryStore "
         "FilePreferencesStore FileTaskStore MemoryStore PersistenceConfig PersistenceManager PreferencesStore "

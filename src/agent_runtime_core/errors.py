@@ -499,9 +499,13 @@ class UnknownPrice(AgentRuntimeError):
 
 
 class Postponed(AgentRuntimeError):
-    """The run is deferred: it resumes after `after` seconds, released to the queue and without using an attempt."""
+    """The run is deferred: it resumes after `after` seconds, released to the queue and without using an attempt.
+
+    If `is_wait`, the run waits for something that comes at that time, and the time counts against no limit.
+    """
 
     after: float = 0.0
+    is_wait: bool = False
 
 
 class ProviderError(AgentRuntimeError):

@@ -4,21 +4,181 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as _dt
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from ._core.arguments import checked_name
 from ._core.context_vars import queued
 from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number, with_known_names
 from ._core.validation import must, unknown
 from .errors import InvalidArgument, LimitExceeded
 
-__all__ = ["RunLimits"]
+__all__ = ["ModelLimits", "RunLimits", "SpendPool"]
 
 Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # wraps a wait, such as a wait that can be cancelled
+
+#: Calendar periods of a pool, in UTC.
+PERIODS: Final = ("hour", "day", "month")
+#: Money of pools in whole parts of a USD: sums of integers are equal on every store and in every order.
+NANO: Final = 1_000_000_000
+_MOST: Final = 2**53 - 1  # the integers that Lua and JSON keep exactly
+_MOST_USD: Final = 9_000_000
+_USD_OF_POOL: Final = dataclasses.replace(
+    number(most=_MOST_USD, above=True), wanted=f"a number above 0 and at most {_MOST_USD:,}"
+).or_none()
+_AMOUNT: Final = number(1, _MOST, whole=True).or_none()
+_ALL_NAMES: Final = "{tenant}"
+
+
+@partial(with_known_names, what="field of a SpendPool")
+@dataclass(frozen=True)
+class SpendPool:
+    """A budget that all runs with this pool share, in every process of the store.
+
+    What a model call may use is reserved before the call, and corrected to its usage in the commit that records its
+    answer. A call counts in the period in which it began. Put pools into the `pools` of `RunLimits`:
+
+        RunnerConfig(limits=RunLimits(pools=[SpendPool("acme", usd=20, per="day")]))
+
+    Args:
+        name: The name of the pool. `{tenant}` in it stands for the tenant of the run, so each tenant gets a pool.
+        usd: USD for each period, from the configured `model_prices`; None for no limit.
+        tokens: Tokens for each period; None for no limit.
+        per: A calendar period in UTC, "hour", "day" or "month"; or a sliding period as a timedelta or in seconds.
+        on_empty: What a model call without room does: "wait" until there is room, parked and without a slot of
+            the worker, or "fail" with LimitExceeded.
+
+    Raises:
+        InvalidArgument: A value is invalid, or neither `usd` nor `tokens` is set.
+
+    Examples:
+        >>> from agent_runtime_core import SpendPool
+        >>> SpendPool("acme", usd=20, per="day").on_empty
+        'wait'
+    """
+
+    name: str
+    usd: float | None = None
+    tokens: int | None = None
+    per: str | float | _dt.timedelta = "day"
+    on_empty: str = "wait"
+
+    def __post_init__(self) -> None:
+        checked_name("name of a SpendPool", self.name)
+        what = f"SpendPool {self.name!r}: "
+        _USD_OF_POOL.check(f"{what}usd", self.usd)
+        _AMOUNT.check(f"{what}tokens", self.tokens)
+        if self.usd is None and self.tokens is None:
+            raise must(f"SpendPool {self.name!r}", "limit usd or tokens", None)
+        if not isinstance(self.per, str) or self.per not in PERIODS:
+            object.__setattr__(self, "per", _seconds(f"{what}per", self.per, "'hour', 'day', 'month', a timedelta or "))
+        if self.on_empty not in ("wait", "fail"):
+            raise must(f"{what}on_empty", "be 'wait' or 'fail'", self.on_empty)
+
+    @property
+    def amounts(self) -> tuple[int, int, int]:
+        """What the pool allows in each period, in the order of `UNITS`; -1 for no limit."""
+        return -1 if self.usd is None else nano(self.usd), -1 if self.tokens is None else self.tokens, -1
+
+    def named(self, tenant: str | None) -> tuple[str, str]:
+        """Return the name in the store for runs of that tenant, and the tenant if the pool is only for it.
+
+        Args:
+            tenant: The tenant, or None.
+        """
+        is_own = _ALL_NAMES in self.name
+        return self.name.replace(_ALL_NAMES, tenant or ""), (tenant or "") if is_own else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without those that are None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@partial(with_known_names, what="field of a ModelLimits")
+@dataclass(frozen=True)
+class ModelLimits:
+    """How many requests and tokens a provider allows, for all workers of the store together.
+
+    A model call without room waits: shortly in memory, and longer as a parked run. Pass the limits to a model client,
+    or put them into the `pools` of `RunLimits`:
+
+        OpenAIClient(limits=ModelLimits(requests=500, tokens=200_000, per=60))
+
+    Args:
+        requests: Model calls in each period; None for no limit. A request that the client repeats counts once.
+        tokens: Tokens of prompts and answers in each period; None for no limit.
+        per: The sliding period, as a timedelta or in seconds.
+        name: Clients with the same name share the limits. By default the provider and the model of the call.
+
+    Raises:
+        InvalidArgument: A value is invalid, or neither `requests` nor `tokens` is set.
+
+    Examples:
+        >>> from agent_runtime_core import ModelLimits
+        >>> ModelLimits(requests=500, tokens=200_000).per
+        60.0
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    per: float | _dt.timedelta = 60.0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            checked_name("name of a ModelLimits", self.name)
+        for field in ("requests", "tokens"):
+            _AMOUNT.check(f"ModelLimits: {field}", getattr(self, field))
+        if self.requests is None and self.tokens is None:
+            raise must("ModelLimits", "limit requests or tokens", None)
+        object.__setattr__(self, "per", _seconds("ModelLimits: per", self.per, "a timedelta or "))
+
+    @property
+    def amounts(self) -> tuple[int, int, int]:
+        """What is allowed in each period, in the order of `UNITS`; -1 for no limit."""
+        return -1, -1 if self.tokens is None else self.tokens, -1 if self.requests is None else self.requests
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values. `requests` is always there: it tells them from those of a SpendPool."""
+        found = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {"requests": None, **found}
+
+
+#: What a pool counts: USD in nano-dollars, tokens, model calls.
+UNITS: Final = ("usd", "tokens", "requests")
+
+
+def nano(usd: float) -> int:
+    """Return an amount of USD in nano-dollars."""
+    return round(usd * NANO)
+
+
+def _seconds(what: str, per: Any, others: str) -> float:
+    seconds = per.total_seconds() if isinstance(per, _dt.timedelta) else per
+    if not POSITIVE_SECONDS.fits(seconds):
+        raise must(what, f"be {others}{POSITIVE_SECONDS.wanted}", per)
+    return float(seconds)
+
+
+def _pools(given: Any) -> tuple[SpendPool | ModelLimits, ...]:
+    """Return pools from a list of pools or of dicts with their fields."""
+    if not isinstance(given, (list, tuple)):
+        raise must("pools", "be a list of SpendPool and ModelLimits", given)
+    return tuple(map(_pool, given))
+
+
+def _pool(given: Any) -> SpendPool | ModelLimits:
+    if isinstance(given, (SpendPool, ModelLimits)):
+        return given
+    if not isinstance(given, Mapping):
+        raise must("each of pools", "be a SpendPool or a ModelLimits", given)
+    kind = ModelLimits if "requests" in given or "name" not in given else SpendPool
+    return kind(**given)
 
 
 @partial(with_known_names, what="limit")
@@ -40,6 +200,8 @@ class RunLimits:
         run_timeout: Seconds of work in the run. Waiting, and the time between two executions, do not count.
         count_estimates: Whether `max_tokens` and `max_cost_usd` also count the estimated usage of interrupted model
             calls, for which the provider reported nothing.
+        pools: `SpendPool` and `ModelLimits`, which the run shares with others. Pools of an agent and of a run are
+            added to those of the runner.
 
     Raises:
         InvalidArgument: A value is invalid.
@@ -57,10 +219,13 @@ class RunLimits:
     turn_timeout: float | None = None
     run_timeout: float | None = None
     count_estimates: bool = False
+    pools: Sequence[SpendPool | ModelLimits] = ()
 
     def __post_init__(self) -> None:
         for name, kind in _TYPES.items():
             kind.check(name, getattr(self, name))
+        if self.pools != ():
+            object.__setattr__(self, "pools", _pools(self.pools))
 
     @classmethod
     def of(cls, given: RunLimits | Mapping[str, Any] | None) -> RunLimits:
@@ -104,7 +269,8 @@ class RunLimits:
             return self if others is NO_LIMITS else others
         pairs = ((name, (getattr(self, name), getattr(others, name))) for name in _NUMBERS)
         smaller = {name: min((v for v in both if v is not None), default=None) for name, both in pairs}
-        return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates)
+        pools = (*self.pools, *(each for each in others.pools if each not in self.pools))
+        return RunLimits(**smaller, count_estimates=self.count_estimates or others.count_estimates, pools=pools)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults.
@@ -114,11 +280,13 @@ class RunLimits:
             >>> RunLimits(max_tokens=1000).as_dict()
             {'max_tokens': 1000}
         """
-        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None and value is not False}
+        found = {name: value for name in _NAMES if (value := getattr(self, name)) is not None and value is not False}
+        pools = found.pop("pools")
+        return {**found, "pools": [each.as_dict() for each in pools]} if pools else found
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
-_NUMBERS = _NAMES[:-1]  # all but count_estimates
+_NUMBERS = _NAMES[:-2]  # all but count_estimates and pools
 _NO_LIMIT = " for no limit"
 _TYPES = {
     "max_turns": POSITIVE.or_none(_NO_LIMIT),
@@ -133,7 +301,8 @@ NO_LIMITS = RunLimits()
 def named_limits(given: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the validated fields that `given` names: all keys of a mapping, or what a RunLimits sets."""
     limits = RunLimits.of(given)
-    return {name: getattr(limits, name) for name in given} if isinstance(given, Mapping) else limits.as_dict()
+    found = limits.as_dict()
+    return {name: found.get(name, getattr(limits, name)) for name in given} if isinstance(given, Mapping) else found
 
 
 #: Estimate of the unseen tokens of an interrupted model call whose request had no `max_tokens`.
@@ -155,13 +324,15 @@ class Budget:
     """What a loop used of its limits, and with `outer` of the limits of its run. The usage of children counts."""
 
     def __init__(
-        self, limits: RunLimits, outer: Budget | None = None, *, overrides: Mapping[str, Any] | None = None
-    ) -> None:
+        self, limits: RunLimits, outer: Budget | None = None, *, overrides: Mapping[str, Any] | None = None,
+        of_runner: Sequence[SpendPool | ModelLimits] = (),
+    ) -> None:  # fmt: skip
         #: Limits that `resume` or `requeue` set for this run. They replace those of agent, runner and input.
         self.overrides: Mapping[str, Any] = outer.overrides if outer is not None else overrides or {}
         limits = dataclasses.replace(limits, **self.overrides) if self.overrides else limits
         self.limits: RunLimits = limits
         self.outer: Budget | None = outer
+        self._of_runner = of_runner  # pools that child runs have without being told, from their runner
         #: The stricter of these limits and the limits of `outer`.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
         #: Whether no limit applies.
@@ -351,6 +522,7 @@ class Budget:
             max_tokens=rest(limits.max_tokens, self._tokens + self.reserved_tokens),
             max_cost_usd=usd_of(cost),
             count_estimates=limits.count_estimates,
+            pools=tuple(each for each in limits.pools if each not in self._of_runner),
         )
 
     def _reserve(self, given: RunLimits, sign: int) -> None:

@@ -26,9 +26,9 @@ DIFFERENT = {
 
 UNLIMITED = ServerSettings(request_burst=100_000)
 LISTS = (
-    "about", "queue", "workers", "agents", "schedules", "schedules?limit=1", "schedules?tenant=acme", "schedules/daily",
-    "health", "health/live", "health/ready", "usage", "usage?by=model", "usage?by=tenant", "usage?by=day",
-    "dashboard?window=week",
+    "about", "queue", "workers", "pools", "agents", "schedules", "schedules?limit=1", "schedules?tenant=acme",
+    "schedules/daily", "health", "health/live", "health/ready", "usage", "usage?by=model", "usage?by=tenant",
+    "usage?by=day", "dashboard?window=week",
     "usage?since=2020-01-01T00:00:00Z&until=2030-01-01T00:00:00Z", "approvals", "approvals?limit=1",
     "approvals?agent=support", "runs", "runs?limit=3", "runs?state=failed&state=retrying&state=in_doubt",
     "runs?q=order",     "runs?state=waiting&agent=order", "runs?conversation=6f1d1f9e-52a7-4a6e-9d3f-0c5f3f3c1a01",

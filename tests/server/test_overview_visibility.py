@@ -84,7 +84,7 @@ async def test_lists_are_filled_up_with_visible_runs(app: FastAPI, runner: Agent
             assert sizes[:2] == [4, 4]
     async with client_of(app, "carl") as client:
         found = [(await client.get(f"{API}/{path}")).json() for path in ("runs", "approvals")]
-    assert found == [{"items": [], "next": None}] * 2
+    assert found == [{"items": [], "next": None, "note": None}, {"items": [], "next": None}]
 
 
 async def test_children_and_parents_of_others_are_not_named(app: FastAPI, runner: AgentRunner) -> None:
@@ -243,9 +243,9 @@ async def test_the_totals_of_all_runs_are_not_shown(app: FastAPI, runner: AgentR
     await _fill(runner)
     await runner.submit("of ben", metadata={"tenant": "ben"})
     async with client_of(app, "anna") as client:
-        totals = [await client.get(f"{API}/{each}") for each in ("queue", "usage", "dashboard", "workers")]
+        totals = [await client.get(f"{API}/{each}") for each in ("queue", "usage", "dashboard", "workers", "pools")]
         agents = (await client.get(f"{API}/agents")).json()["items"]
-    assert [each.status_code for each in totals] == [403] * 4
+    assert [each.status_code for each in totals] == [403] * 5
     assert "of ben" not in {each["key"] for each in agents}
     assert all(each["runs"] == {} for each in agents)
 

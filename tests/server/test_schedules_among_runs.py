@@ -37,7 +37,7 @@ SHOW_RUNS: dict[str, list[list[str]]] = {
 }  # fmt: skip
 SHOW_NO_RUNS = {
     "worker", "serve", "submit", "inspect", "conformance", "schedule", "tenant", "vacuum", "erase", "migrate", "backup",
-    "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help", "version",
+    "restore", "pools", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help", "version",
     "completion",
 }  # fmt: skip
 CODE = """

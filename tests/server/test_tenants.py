@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import sqlite3
 import tracemalloc
@@ -19,8 +20,10 @@ from fastapi import FastAPI
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.orchestrator import Orchestrator
+from agent_runtime_core.queue.pools import PoolLimit, end_of
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.server.access import Caller, Tokens
@@ -191,6 +194,7 @@ def _lists(named: Named) -> dict[tuple[str, str], list[dict[str, Any]]]:
         ("GET", "/approvals"): [{}, {"params": {"agent": "asks"}}, {"params": {"cursor": named.cursors["approvals"]}}],
         ("GET", "/queue"): [{}],
         ("GET", "/workers"): [{}],
+        ("GET", "/pools"): [{}],
         ("GET", "/agents"): [{}],
         ("GET", "/dashboard"): [{}, {"params": {"window": "week"}}],
         ("GET", "/usage"): [{}, *({"params": {"by": by, "since": 1}} for by in ("tenant", "model", "day"))],
@@ -504,6 +508,31 @@ async def test_both_limits_of_a_caller_apply(runner: AgentRunner) -> None:
         assert [(each["tenant"], each["key"]) for each in listed] == [("anna", "u")]
         for path in ("queue", "usage", "dashboard", "workers"):
             assert (await client.get(f"{API}/{path}")).status_code == 403
+
+
+async def test_a_tenant_sees_only_its_own_pools_and_names_none(app: FastAPI, runner: AgentRunner) -> None:
+    now = runner.queue.clock.wall()
+    for name, tenant in (("all", ""), ("of anna", "anna"), ("of ben", "ben")):
+        want = PoolLimit(name, tenant, "day", (5_000_000_000, -1, -1), (2_000_000_000, 7, 1))
+        await runner.queue.commits.commit(None, [Op("queue.reserve", (f"{name}/1", [want], now, False))])
+    async with client_of(app, "admin") as admin:
+        assert [each["name"] for each in (await admin.get(f"{API}/pools")).json()["items"]] == [
+            "all",
+            "of anna",
+            "of ben",
+        ]
+    async with client_of(app, "ben") as ben:
+        [own] = (await ben.get(f"{API}/pools")).json()["items"]
+        assert (own["name"], own["tenant"], own["per"], own["left"]) == ("of ben", "ben", "day", {"usd": 3.0})
+        assert own["reserved"] == {"usd": 2.0, "tokens": 7, "requests": 1}
+        assert dt.datetime.fromisoformat(own["ends_at"]).timestamp() == end_of("day", now)
+        given = {"limits": {"pools": [{"name": "of anna", "usd": 1}]}}
+        rejected = [
+            await ben.post(f"{API}/runs", json={"agent": "asks", "input": given}),
+            await ben.put(f"{API}/schedules/s", json={"agent": "asks", "input": given, "every": 60}),
+        ]
+        assert [each.status_code for each in rejected] == [422, 422]
+        assert "pools" in rejected[0].text
 
 
 def _frames(run_id: str) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,7 @@ from .._journal.record import (
     FAILED,
     PROBE,
     RESUMED,
+    RETRYING,
     STARTED,
     Record,
     derived_events,
@@ -50,6 +51,7 @@ from ..tracing.tracer import EventMaker, TracedEvent
 from .run_writer import OUTCOME_UNKNOWN, ChildCall, Row, UnconfirmedWrite
 
 _new = tuple.__new__
+_ENDS: Final = (DONE, RETRYING, FAILED)
 #: How often a commit without an answer is repeated, if `ClaimWriter.outlast` does not decide it. A repeat changes
 #: nothing if the first commit was applied.
 BUSY_ATTEMPTS = 2
@@ -89,6 +91,8 @@ class ClaimWriter:
         input: The input of the run, as JSON.
         effects: Rows of the guarded steps that this claim started, and of approvals, by the identity of their records.
         call: The call of a child run, known since it joined its lineage. None for a call with a key.
+        reservations: The pools in which calls have open reservations, by the identity of their steps; those of earlier
+            claims under names that no step has.
     """
 
     has_journal: Final = True
@@ -116,6 +120,8 @@ class ClaimWriter:
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
         self.call: ChildCall | None = None
+        self.reservations: dict[tuple[str, str], list[str]] = {}
+        self._spent: dict[tuple[str, ...], list[Op]] = {}  # committed with the next end of each step
         self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
         events_derived = bus.derives and self._bus is self._state
         self._publisher: EventPublisher | None = None if events_derived else EventPublisher(row.run_id, bus)
@@ -313,6 +319,10 @@ class ClaimWriter:
             for record in records:
                 if (row := self.effects.get(record[2:4])) is not None:
                     ops += _effect_operations(row, record, self.call)
+        if self._spent:
+            for record in records:
+                if record.kind in _ENDS:
+                    ops += self._spent.get(record[2:4], ())
         return ops
 
     # -- reports to `on_events`
@@ -408,6 +418,29 @@ class ClaimWriter:
             self._publisher.unconfirmed += rows
             await self._commit_later(self._bus, [publish_op(self.run_id, rows)])
         self._report(records)
+
+    async def with_next_record(self, identity: tuple[str, str], ops: list[Op]) -> None:
+        """Have operations of the queue committed with the next end of a step, which closes its reservations.
+
+        If the journal is on another engine, they are committed now: the call has been paid, also if its record is lost.
+        """
+        if self._state is self._queue:
+            self._spent[identity] = ops
+        else:
+            await self.write(queue=ops)
+        self.reservations.pop(identity, None)
+
+    async def later(self, op: Op) -> None:
+        """Write an operation of the queue with the next commit, without waiting for it."""
+        if self.max_delay:  # one engine has everything
+            self._buffer.add([op])
+        else:
+            await self._commit_later(self._queue, [op])
+
+    def given_back(self) -> list[Op]:
+        """Return what gives back all open reservations of the run at its end."""
+        names = sorted({name for each in self.reservations.values() for name in each})
+        return [Op("queue.give_back", (names, f"{self.run_id}/", self.clock.wall()))] if names else []
 
     async def status(self, status: str, *records: Record) -> None:
         """Write the status of the run, and records that belong to it, without waiting for the commit."""

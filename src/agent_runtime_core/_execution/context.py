@@ -34,6 +34,7 @@ from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .context_steps import ContextSteps
 from .mailbox import Inbox
+from .pools import RunPools
 from .run_control import RunControl, Services, TextOutlet
 from .step import DEFAULT_OPTIONS, StepOptions, StepScope, cached_step_function, step_function
 from .step_journal import RunJournal, StepAttempt
@@ -59,6 +60,9 @@ class ChargedContext(Protocol):
 
     @property
     def budget(self) -> Budget: ...
+
+    @property
+    def pools(self) -> RunPools: ...
 
     @property
     def clock(self) -> Clock: ...
@@ -132,6 +136,8 @@ def _count(
         raise must("ctx.charge()", "be called inside a step", Shown(got), fix)
     add_charge(scope, model, charged)
     ctx.budget.recalled(charged)
+    if ctx.budget.strictest.pools:
+        _ = ctx.pools  # from now on, the ends of steps count what they have charged
     if charged.get("turns") and ctx.traced:
         fields = {**charge_trace(scope.step_id, model, charged, ctx.clock.wall()), **(trace or {})}
         ctx.trace("llm.call", fields | {"finish_reason": normal_reason(fields.get("finish_reason"))})
@@ -259,11 +265,19 @@ class Context:
         return [] if self._waits is None else self._waits.tasks
 
     @property
+    def pools(self) -> RunPools:
+        """What this run reserves in the pools that it shares with other runs."""
+        if self.journal.pools is None:
+            self.journal.pools = RunPools(self.journal.writer, self.tenant, self.control)
+        return self.journal.pools
+
+    @property
     def budget(self) -> Budget:
         """What all agent loops of this run together may use, by the limits of its runner and of its input."""
         if self._budget is None:
-            limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
-            self._budget = Budget(limits, overrides=self._overrides)
+            of_runner = RunLimits.of(self._services.limits)
+            limits = of_runner.stricter(self.input.get("limits"))
+            self._budget = Budget(limits, overrides=self._overrides, of_runner=of_runner.pools)
             # Of earlier claims, whose code does not run again.
             for charged in self.journal.view.charged_by_failures.values():
                 self._budget.recalled(charged)

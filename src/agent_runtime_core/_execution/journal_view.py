@@ -245,6 +245,7 @@ TASK_LIST_PREFIX: Final = "~"  # before the number of a step list that ran in a 
 
 GUARDED_FIELD: Final = "guarded"  # in the `info` of the start of a guarded step
 CHILD_IN_DOUBT: Final = "doubt"  # in the `info` of the end of a child run that failed with a guarded step in doubt
+POOLS_FIELD: Final = "pools"  # in the `info` of the start of a model call: where it has reserved something
 BEFORE_FIELD: Final = "before"  # in the `info` of the start of a step: see `errors_before`
 ASIDE_FIELD: Final = "aside"  # in the `info` of what a step calls in a task that it started, if that is guarded
 
@@ -317,6 +318,7 @@ class JournalView:
         wait_deadlines: Until when a started wait lasts, None if it is not limited, and when it began, in wall seconds.
         reservations: What was reserved for a started step.
         lost_reservations: What was reserved for earlier starts of the step, whose outcome is unknown.
+        pools: The names of the pools in which calls of the run have reserved something.
         resets: How often the lists of a scope were restarted.
         states: The last states of the step lists.
         end_record: The last end of the run, or None.
@@ -351,6 +353,7 @@ class JournalView:
         self.wait_deadlines: dict[Identity, tuple[float | None, float]] = {}
         self.reservations: dict[Identity, dict[str, Any]] = {}
         self.lost_reservations: dict[Identity, dict[str, Any]] = {}
+        self.pools: tuple[str, ...] = ()
         self.resets: dict[str, int] = {}
         self.states: ListStates = ListStates(run_id)
         self.end_record: Record | None = None
@@ -516,7 +519,9 @@ class JournalView:
         if record.info is not None and '"until"' in record.info:
             self.wait_deadlines[identity] = (json.loads(record.info).get("until"), record.t)
         if record.info is not None and '"reserve"' in record.info:
-            self.reservations[identity] = json.loads(record.info).get("reserve") or {}
+            info = json.loads(record.info)
+            self.reservations[identity] = info.get("reserve") or {}
+            self.pools += tuple(info.get(POOLS_FIELD, ()))
         if record.state is not None:
             self.states.read(record.key, record.digest, record.seq, record.state, at_start=True)
         if record.digest is not None and record.digest.startswith(TASK_LIST_PREFIX):

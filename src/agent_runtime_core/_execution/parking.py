@@ -97,6 +97,10 @@ class Parking:
         finally:
             self._close(task)
 
+    def can_park(self) -> bool:
+        """Return whether a wait of the calling code may park the run: it is in no step, and in no `cancel` hook."""
+        return not self._steps_around() and CANCEL_HOOK.get() is None
+
     async def join(self, child: Awaitable[T]) -> T:
         """Await a child run that this process executes. The run only waits for it, as for a child of a worker."""
         task = self._enter(lambda: None, None)

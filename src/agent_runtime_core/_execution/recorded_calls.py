@@ -14,11 +14,14 @@ from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.ids import step_id
 from .._journal.record import is_copied
+from ..limits import Budget, ModelLimits
+from ..llm._prices import provider_of
 from ..tools.results import text_of_result
 from .checkpoint_writer import unsaved_steps
 from .context import Context
-from .journal_view import CONCURRENT_INFO
+from .journal_view import CONCURRENT_INFO, POOLS_FIELD
 from .mailbox import with_consumed
+from .pools import PooledCalls
 from .run_control import RunControl
 from .step import CURRENT_STEP, DEFAULT_OPTIONS, StepOptions, StepScope, run_body
 from .step_failure import original_error
@@ -86,6 +89,20 @@ class RecordedCalls:
         """
         record = self.journal.lookup(name, f"k:{key}")
         return record is not None and is_copied(record)
+
+    def pooled(self, budget: Budget, client: Any, model: Callable[[], str]) -> PooledCalls | None:
+        """Return what reserves model calls in pools; None without pools, and in a context without a store.
+
+        Args:
+            budget: The budget of the calls.
+            client: The model client, which may have `limits`.
+            model: Returns the requested model.
+        """
+        pools, limits = tuple(budget.strictest.pools), getattr(client, "limits", None)
+        pools += (limits,) if isinstance(limits, ModelLimits) else ()
+        if not pools or not isinstance(self._ctx, Context):
+            return None
+        return PooledCalls(self._ctx.pools, pools, lambda: f"{provider_of(client)}:{model()}")
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """Return what an earlier execution of the run reserved for the step, if the step is in doubt."""
@@ -155,7 +172,7 @@ class RecordedCalls:
     async def run(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, options: StepOptions = DEFAULT_OPTIONS,
         tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
-        lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None,
+        lazy: bool = False, mail: Sequence[int] = (), given: dict[str, Any] | None = None, pools: Sequence[str] = (),
     ) -> Any:  # fmt: skip
         """Run a step without a saved result, unless an unconfirmed write turns out to have saved it.
 
@@ -170,6 +187,7 @@ class RecordedCalls:
             lazy: Write the DONE record with the next record that is not lazy.
             mail: Numbers of the mailbox messages that the DONE record consumes.
             given: The arguments with which the tool runs, if they are not those in `tool`. A review shows them.
+            pools: The names of the pools in which the call has reserved something.
 
         Returns:
             The result.
@@ -196,6 +214,8 @@ class RecordedCalls:
             start_info["effect"] = effect
         if reserve:
             start_info["reserve"] = reserve
+        if pools:
+            start_info[POOLS_FIELD] = list(pools)
         work = StepCall(
             name,
             f"k:{key}",

@@ -142,6 +142,9 @@ class ContextWaits(Protocol):
     ) -> Any:
         """Ask for a decision and wait for the answer."""
 
+    async def pause(self, seconds: float, reason: str, /) -> None:
+        """Wait for a time, of which nothing is recorded."""
+
     async def regain_slot(self) -> None:
         """Wait until the run gets a slot again."""
 

@@ -147,6 +147,16 @@ class RunWriter(StepWriter, Protocol):
     def effects(self) -> dict[tuple[str, ...], EffectRow]:
         """Rows of the guarded steps that this claim started, and of approvals, by the identity of their records."""
 
+    @property
+    def reservations(self) -> dict[tuple[str, str], list[str]]:
+        """The pools in which calls have open reservations, by the identity of their steps."""
+
+    async def with_next_record(self, identity: tuple[str, str], ops: list[Op], /) -> None:
+        """Have operations of the queue committed with the next end of a step, which closes its reservations."""
+
+    async def later(self, op: Op, /) -> None:
+        """Write an operation of the queue with the next commit, without waiting for it."""
+
     parent_id: str | None
     caller_id: str | None
     mail_seq: int
@@ -220,6 +230,7 @@ class ReadOnlyWriter:
         self.clock: Clock = clock
         self.unconfirmed: list[UnconfirmedWrite] = []
         self.effects: dict[tuple[str, ...], EffectRow] = {}
+        self.reservations: dict[tuple[str, str], list[str]] = {}
         self.next_seq: Callable[[], int] = count().__next__
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
@@ -279,6 +290,12 @@ class ReadOnlyWriter:
 
     async def write(self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()) -> NoReturn:
         raise self.closed_error(next(iter((*state, *events, *queue))).name)
+
+    async def with_next_record(self, identity: tuple[str, str], ops: list[Op]) -> NoReturn:
+        raise self.closed_error(identity[0])
+
+    async def later(self, op: Op) -> NoReturn:
+        raise self.closed_error(op.name)
 
     async def status(self, status: str, *records: Record) -> NoReturn:
         raise self.closed_error(status)

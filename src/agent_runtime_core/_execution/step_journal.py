@@ -14,6 +14,7 @@ from .._engines.base import Op
 from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, start_events, with_start_info
 from ..errors import JournalMismatch, StorageBusy, StorageFull
 from . import journal_view
+from .pools import RunPools
 from .run_control import RunControl, Stop
 from .run_writer import OUTCOME_UNKNOWN, RunWriter, StepWriter, UnconfirmedWrite
 from .step import CURRENT_STEP, SCOPE_SUFFIX, Identity, JournalToken, StepScope, in_own_flow, scope_id
@@ -190,6 +191,7 @@ class StepJournal(Generic[W_co]):
         restored: Runs of the lineage whose store was restored, as this claim found them; None before it looked.
         mismatch: After a JournalMismatch, what must have come and what the code called, in words.
         unexpected: After a JournalMismatch, the record that does not fit the code, or None.
+        pools: What the run reserves in pools; None until it reserves or charges something.
     """
 
     def __init__(
@@ -223,6 +225,7 @@ class StepJournal(Generic[W_co]):
         self.mismatch: tuple[str, str] | None = None
         self.unexpected: Record | None = None
         self.restored: list[str] | None = None
+        self.pools: RunPools | None = None
         self._recorded_before = len(self.view.completed)  # before this claim
         self._recorded_usage = RecordedUsage(self.view.completed)
         self._next_ordered = 0  # the index of the next step in `view.ordered`

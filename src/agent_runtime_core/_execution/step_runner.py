@@ -259,8 +259,8 @@ async def _run_tries(
                     text = _redacted(journal.redaction, journal.writer.run_id, work, text)
                     result = work.decode(text)
                 scope.ended = True
-                if scope.charged is not None:
-                    work.info = with_charged(work.info, scope.charged)
+                if scope.charged is not None or journal.pools is not None:
+                    await _count(journal, work, scope)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except BaseException as raised:  # noqa: BLE001 - _record_failure raises it, unless it is tried again
@@ -282,6 +282,14 @@ async def _run_tries(
         journal.step_finished()
         restore(CURRENT_STEP, token)
     return result
+
+
+async def _count(journal: StepJournal[StepWriter], work: StepCall, scope: StepScope) -> None:
+    """Have the record of an attempt that succeeded contain what it has charged, and its commit count it in pools."""
+    if scope.charged is not None:
+        work.info = with_charged(work.info, scope.charged)
+    if journal.pools is not None:
+        await journal.pools.settle(work.name, work.key, scope.charged)
 
 
 def _body(
@@ -464,6 +472,8 @@ async def _record_failure(journal: StepJournal[StepWriter], work: StepCall, atte
         scope.ended = True
         if scope.charged is not None:
             info["charged"] = stored_charges(scope.charged)
+        if journal.pools is not None:
+            await journal.pools.settle(work.name, work.key, scope.charged)
     # Without a journal, no runner resumes the run later.
     postponed = cause.after if isinstance(cause, Postponed) and journal.writer.has_journal else None
     if delay is None and isinstance(cause, OUTAGE) and journal.writer.has_journal:

@@ -21,6 +21,7 @@ from ..errors import (
     IdempotencyConflict,
     InvalidArgument,
     LeaseLost,
+    Postponed,
     RunFailed,
     StorageError,
     UnserialisableResult,
@@ -54,6 +55,7 @@ from .run_writer import OUTCOME_UNKNOWN, Row
 from .step import CURRENT_STEP, AlreadyDone, Identity
 from .step_journal import RunJournal
 
+_SHORT: Final = 5.0  # seconds of a wait inside a step that holds the slot of the worker
 ADOPTION_SECONDS: Final = 5.0  # seconds for which the parent claims a child, to release it to workers
 
 
@@ -213,6 +215,25 @@ class Waits:
             limit = await self._begin(name, key, seconds)
             await self._parking.wait(lambda: None, limit, "sleep")
             await self._end(name, key, None)
+
+    async def pause(self, seconds: float, reason: str) -> None:
+        """Wait for a time, of which nothing is recorded: after a park, the code asks again whether it has to wait.
+
+        Args:
+            seconds: How long to wait.
+            reason: What the run waits for, as the parked run shows it.
+
+        Raises:
+            Postponed: The calling code is inside a step, which cannot be parked, and the wait is long.
+        """
+        if self._parking.can_park():
+            await self._parking.wait(lambda: None, self._parking.limit(self._clock.wall() + seconds, seconds), reason)
+        elif seconds <= (self._services.park_after or _SHORT):
+            await self._clock.sleep_for(seconds)
+        else:
+            error = Postponed(f"{reason} has no room, and the run waits until it has")
+            error.after, error.is_wait = seconds, True
+            raise error
 
     async def signal(self, name: str, timeout: float | None, given_key: str | None = None) -> Any:
         """Wait for the next signal of that name."""

@@ -9,6 +9,7 @@ import platform
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from .._core.lazy_import import load
@@ -64,6 +65,14 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
         "workers": _workers(runner, running, now),
         "complete": all(by_status[status] <= _MOST_ROWS for status in ("running", "waiting", "pending")),
     }  # fmt: skip
+
+
+async def pools_view(runner: RunClient, tenant: str | None = None) -> list[dict[str, Any]]:
+    """Return the pools that count something now, by name, with the field names of `PoolInfo`."""
+    return [
+        {**asdict(each), "ends_at": each.ends_at and each.ends_at.isoformat()}
+        for each in await runner.pools(tenant=tenant)
+    ]
 
 
 async def workers_view(runner: RunClient) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from .dashboard import WINDOWS, Dashboard
 from .events import MOST_TYPES
 from .journal import journal_view
 from .messages import messages_view
-from .overview import about_view, agents_view, queue_view, workers_view
+from .overview import about_view, agents_view, pools_view, queue_view, workers_view
 from .runs import BY, list_items, question_view, result_view, usage_view
 from .schedules import last_runs, schedule_detail, schedule_items
 from .timeline import MAX_ROWS, step_detail, timeline_view
@@ -263,6 +263,12 @@ async def list_workers(asked: Asked) -> Answer:
     return _page(await workers_view(asked.runner))
 
 
+async def list_pools(asked: Asked) -> Answer:
+    """List the pools of runs with what is spent, reserved and left. A tenant sees only its own pools."""
+    refuse_limited(asked.caller, by_tenant=True)
+    return _page(await pools_view(asked.runner, asked.caller.tenant))
+
+
 async def list_agents(asked: Asked) -> Answer:
     """List the agents with their descriptions, tools and input schemas."""
     items = await agents_view(asked.runner, asked.runner.registry, asked.caller.tenant)
@@ -366,6 +372,7 @@ OF_STORES: Final = (
     Route("about", read_about, "Read about the server", "AnyObject"),
     Route("queue", read_queue, "Read the state of the queue", "Queue"),
     Route("workers", list_workers, "List the processes that claim runs"),
+    Route("pools", list_pools, "List the pools of runs"),
     Route("agents", list_agents, "List the agents of this server"),
     Route("schedules", list_schedules, "List schedules", parameters=_LIST),
     Route("schedules/{id}", read_schedule, "Read a schedule", "Schedule"),

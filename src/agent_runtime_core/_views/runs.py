@@ -265,10 +265,11 @@ async def _limits(runner: RunClient, row: RunRow, agent: AgentRuntime | None) ->
         except (InvalidArgument, TypeError):  # the run failed for that reason, or it is not what this library sets
             continue
     found = limits.as_dict()
+    found.pop("pools", None)  # what they allow is not about this run, and their names may be those of other tenants
     if row.generation > 1 and row.mail_seq:
         for message in await runner.queue.mail(row.run_id):
             if message.kind == LIMITS:
-                found |= json.loads(message.payload)
+                found |= json.loads(message.payload) | {"pools": None}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -15,7 +15,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "run and develop": ("worker", "serve", "submit", "inspect", "check", "conformance"),
     "runs": ("runs", "show", "events", "export", "cancel", "resume", "fork"),
     "messages and answers": ("send", "signal", "approve"),
-    "operate": ("workers", "schedule", "dead", "tenant", "vacuum", "erase", "doctor"),
+    "operate": ("workers", "pools", "schedule", "dead", "tenant", "vacuum", "erase", "doctor"),
     "store": ("migrate", "backup", "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over"),
     "help": ("help", "version", "completion"),
 }

@@ -29,6 +29,7 @@ _TIMES: Final = (
     "deadline",
     "timestamp",
     "last_seen_at",
+    "ends_at",
     "next_tick",
     "last_tick",
 )

@@ -340,6 +340,10 @@ def _add_inspection(commands: Any, store: argparse.ArgumentParser, run: argparse
         commands, "workers", ".runs:workers", "list the processes that claim runs", "workers --url agents.db", [store]
     )
     _command(
+        commands, "pools", ".runs:pools", "list the pools of runs with what is spent, reserved and left",
+        "pools --url agents.db", [_with_tenant([store], "only the pools of this tenant")],
+    )  # fmt: skip
+    _command(
         commands, "show", ".runs:show", "show a run: its status, steps, error and usage",
         "show order-7 --events --url agents.db", [run],
     ).add_argument("--events", action="store_true", help="also show its events")  # fmt: skip
@@ -395,21 +399,16 @@ def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
         """signal order-7 paid '{"amount": 20}' --url agents.db""", [one],
     )  # fmt: skip
     signaling.add_argument("name", metavar="NAME", help="signal name")
-    signaling.add_argument(
-        "payload", nargs="?", type=json_value, metavar="PAYLOAD", help="payload, as JSON (default: null)"
-    )
+    signaling.add_argument("payload", nargs="?", type=json_value, metavar="PAYLOAD", help="as JSON (default: null)")
     approving = _command(
         commands, "approve", ".control:approve", "answer an approval that a run has requested",
         "approve order-7 plan --url agents.db", [one],
     )  # fmt: skip
     approving.add_argument("name", metavar="NAME", help='approval name (see "agent-runtime show RUN")')
-    approving.add_argument(
-        "payload", nargs="?", type=json_value, default=True, metavar="ANSWER", help="answer, as JSON (default: true)"
-    )
-    approving.add_argument(
-        "--request-id", metavar="ID", help='which question is meant, if several with this name are open (see "show")'
-    )
-    approving.add_argument("--force", action="store_true", help="store the answer even if the run has not requested it")
+    add = approving.add_argument
+    add("payload", nargs="?", type=json_value, default=True, metavar="ANSWER", help="as JSON (default: true)")
+    add("--request-id", metavar="ID", help='which question is meant, if several with this name are open (see "show")')
+    add("--force", action="store_true", help="store the answer even if the run has not requested it")
     resuming = _command(
         commands, "resume", ".control:resume", "let workers resume a run that did not succeed",
         "resume order-7 --max-cost-usd 2 --url agents.db", [one, _limits("New limits of the run.")],

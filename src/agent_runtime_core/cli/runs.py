@@ -14,7 +14,7 @@ from .._core.event_types import EventType
 from .._core.validation import did_you_mean
 from .._engines.payloads import in_words
 from .._views.attempts import steps_of
-from .._views.overview import workers_view
+from .._views.overview import pools_view, workers_view
 from .._views.plain import without_secrets
 from .._views.runs import list_items, plain_metadata, questions_of, summary, waits_of
 from ..errors import MOST_NAMED, IllegalTransition, InvalidArgument, UnknownRun
@@ -40,6 +40,7 @@ from .output import (
 
 _RUNS = ("run_id", "run_key", "tenant", "agent_key", "status", "attempt", "created_at", "ended_at", "reason", "why")
 _LONGEST_WHY = 200  # characters in a line of the table
+_POOLS = ("name", "tenant", "per", "spent", "reserved", "left", "ends_at")
 _WORKERS = ("worker", "host", "pid", "state", "slots", "agents", "version", "started_at", "last_seen_at")
 _STEPS = ("state", "name", "step_key", "step_id", "attempts", "duration_ms", "timestamp", "error")
 _EVENTS = ("sequence", "timestamp", "event_type", "payload")
@@ -94,6 +95,30 @@ async def workers(args: Namespace) -> int:
         return 0
     table([_shown_worker(each) for each in found], _WORKERS)
     return 0
+
+
+async def pools(args: Namespace) -> int:
+    async with store.existing_store(args, reads=True) as runner:
+        found = await pools_view(runner, args.tenant)
+    if args.json:
+        print_json(found)
+        return 0
+    table([_shown_pool(each) for each in found], _POOLS, optional=("tenant",))
+    return 0
+
+
+def _shown_pool(pool: dict[str, Any]) -> dict[str, Any]:
+    """Return a pool with its amounts as texts: USD with cents and parts of them, if there are any."""
+    texts = {
+        name: ", ".join(f"{unit} {_shown_amount(unit, amount)}" for unit, amount in pool[name].items() if amount)
+        for name in ("spent", "reserved", "left")
+    }
+    per = pool["per"] if isinstance(pool["per"], str) else f"{pool['per']:g} s"
+    return with_human_times({**pool, **texts, "per": per}, local=False)
+
+
+def _shown_amount(unit: str, amount: float) -> str:
+    return f"{amount:.4f}" if unit == "usd" else f"{amount:,}"
 
 
 def _shown_worker(worker: dict[str, Any]) -> dict[str, Any]:

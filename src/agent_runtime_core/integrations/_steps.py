@@ -14,6 +14,7 @@ from .._execution.step import NEVER_RETRIED
 from .._execution.step_journal import RunJournal
 from ..errors import LimitExceeded, StepExecutionError
 from ..interfaces import RunContext
+from ..limits import Budget
 
 T = TypeVar("T")
 
@@ -80,6 +81,9 @@ async def model_step(
     ctx.check_limits()
 
     async def called() -> T:
+        budget: Budget | None = getattr(ctx, "budget", None)
+        if budget is not None and budget.strictest.pools and (pools := getattr(ctx, "pools", None)) is not None:
+            await pools.admit(budget.strictest.pools)  # a MockRunContext has none
         clock, traced = getattr(ctx, "clock", SYSTEM), getattr(ctx, "traced", False)
         started = clock.wall() if traced else 0.0
         answer = await call()

@@ -26,6 +26,7 @@ from ..errors import (
     StreamCut,
 )
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..limits import ModelLimits
 from ._fallbacks import Fallbacks
 from ._prices import cost_usd, price_of
 from ._provider import Chunk, Completion, ProviderAdapter, Request, Timeouts
@@ -209,6 +210,7 @@ class ChatClient(LLMClient):
         clock: Source of time, for tests.
         breakers: Circuit breakers; by default the breakers of the process.
         fallbacks: What is omitted from a request after the provider rejected it.
+        limits: What the provider allows. The model calls of all workers wait for room in them.
     """
 
     def __init__(
@@ -221,8 +223,13 @@ class ChatClient(LLMClient):
         clock: Clock = SYSTEM,
         breakers: Breakers | None = None,
         fallbacks: Fallbacks | None = None,
+        limits: ModelLimits | None = None,
     ) -> None:
+        if limits is not None and not isinstance(limits, ModelLimits):
+            raise must("limits", "be ModelLimits or None", limits)
         self.default_model: str = default_model
+        #: Read by the agent loop, which reserves its calls before it makes them.
+        self.limits: ModelLimits | None = limits
         #: The name of the provider, in traces.
         self.provider: str = wire.provider
         self._wire = wire

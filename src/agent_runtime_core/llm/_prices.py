@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from .._core.log import log, step_position
 from ..errors import LimitExceeded, UnknownPrice
 from ..interfaces import LLMResponse
-from ..limits import Budget, RunLimits, usd_of, usd_text
+from ..limits import Budget, RunLimits, SpendPool, usd_of, usd_text
 from ._finish_reasons import normal_reason
 
 Price: TypeAlias = Mapping[str, float]
@@ -99,12 +99,19 @@ def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) 
 
 def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
     """Raise UnknownPrice if a limit in USD is the only bound and there is no price for the model."""
-    if limits.max_cost_usd is None or limits.max_tokens is not None or price_of(model, prices) is not None:
+    if (limits.max_cost_usd is None and not limits.pools) or price_of(model, prices) is not None:
         return
-    raise UnknownPrice(
-        f"max_cost_usd={limits.max_cost_usd:g} needs prices, but model {model!r} has no price. "
-        f"Add it to configure(model_prices=...), or set max_tokens too"
-    )
+    if limits.max_cost_usd is not None and limits.max_tokens is None:
+        raise UnknownPrice(
+            f"max_cost_usd={limits.max_cost_usd:g} needs prices, but model {model!r} has no price. "
+            f"Add it to configure(model_prices=...), or set max_tokens too"
+        )
+    for pool in limits.pools:
+        if isinstance(pool, SpendPool) and pool.usd is not None and pool.tokens is None:
+            raise UnknownPrice(
+                f"SpendPool {pool.name!r} with usd={pool.usd:g} needs prices, but model {model!r} has no price. "
+                f"Add it to configure(model_prices=...), or set its tokens too"
+            )
 
 
 def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .._core.log import log
 from .._core.validation import unknown
 from ..config import get_config
 from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, StreamCut
+from ..limits import ModelLimits
 from ._anthropic_format import (
     PROVIDER,
     conversation_of,
@@ -240,6 +241,7 @@ class AnthropicClient(ChatClient):
         clock: Source of time, for tests.
         breakers: Circuit breakers; by default the breakers of the process.
         http_client: A transport of the SDK, for tests and proxies.
+        limits: What the provider allows. The model calls of all workers wait for room in them.
         **options: Further arguments of the SDK's client.
 
     Without `max_tokens`, an answer contains at most 20,000 tokens for Claude 3.7 or later, in addition to
@@ -262,6 +264,7 @@ class AnthropicClient(ChatClient):
         clock: Clock = SYSTEM,
         breakers: Breakers | None = None,
         http_client: Any = None,
+        limits: ModelLimits | None = None,
         **options: Any,
     ) -> None:
         refuse_sdk_options(options)
@@ -278,6 +281,7 @@ class AnthropicClient(ChatClient):
             retries=retries,
             clock=clock,
             breakers=breakers,
+            limits=limits,
         )
 
 

@@ -27,7 +27,7 @@ from .openai import answer_of, as_dict, chat_arguments, stream_chunks, vectors
 
 __all__ = ["LiteLLMClient"]
 
-_CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers"})
+_CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers", "limits"})
 #: Options with which litellm answers without a provider.
 _MOCKS = ("mock_response", "mock_tool_calls")
 #: The ChatClient retries, not litellm.
@@ -56,7 +56,7 @@ class LiteLLMClient(ChatClient):
         base_url: The server, instead of the provider's own.
         send_reasoning: Whether to send a model's reasoning back, as for OpenAIClient.
         schema_in_prompt: Whether to describe `response_format` in the prompt, as for OpenAIClient.
-        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others are sent with every
+        **options: `timeouts`, `retries`, `clock`, `breakers` and `limits` go to ChatClient. Others are sent with every
             request, such as `drop_params=True` or `api_key`. Without `api_key`, litellm reads its own environment
             variables.
 

@@ -41,7 +41,7 @@ _MODEL = "gpt-4o"
 _EMBEDDING_MODEL = "text-embedding-3-small"
 #: Models that reject `max_tokens`, on any server.
 _REASONING = re.compile(r"(?:.*/)?(?:o\d|gpt-[5-9])")
-_CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers"})
+_CHAT_OPTIONS = frozenset({"timeouts", "retries", "clock", "breakers", "limits"})
 
 
 class OpenAIClient(ChatClient):
@@ -59,8 +59,8 @@ class OpenAIClient(ChatClient):
             rejects it, and not to servers that are known to reject it.
         schema_in_prompt: Whether to describe `response_format` in a system text instead of sending it. By default it
             is described after the server rejected it; False raises that error.
-        **options: `timeouts`, `retries`, `clock` and `breakers` go to ChatClient. Others go to the SDK's client, such
-            as `http_client`, a transport for tests and proxies.
+        **options: `timeouts`, `retries`, `clock`, `breakers` and `limits` go to ChatClient. Others go to the SDK's
+            client, such as `http_client`, a transport for tests and proxies.
 
     Raises:
         OpenAIConfigurationError: There is no API key.

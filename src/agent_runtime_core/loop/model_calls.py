@@ -12,6 +12,7 @@ from .._core.context_vars import restore
 from .._core.event_types import EventType
 from .._core.log import log
 from .._core.validation import must
+from .._execution.pools import PooledCalls
 from .._execution.recorded_calls import UNRECORDED
 from ..config import get_config
 from ..errors import LimitExceeded, NotSupported, StreamCut
@@ -54,8 +55,12 @@ class ModelCalls:
         #: All arguments of a request except the messages.
         self.request_options: dict[str, Any] = {"tools": self.definitions, **self.options}
         limits = session.budget.strictest
+        #: What reserves the calls in pools; None without pools.
+        self.pooled: PooledCalls | None = session.steps.pooled(session.budget, session.client, self._requested_model)
         #: Whether tokens or cost are limited, so that the usage of a call must be estimated before it.
-        self.usage_limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
+        self.usage_limited: bool = (
+            limits.max_tokens is not None or limits.max_cost_usd is not None or self.pooled is not None
+        )
         self.counted: int = 0  # messages that are part of `estimated_prompt`
         self.estimated_prompt: int = 0  # tokens of all messages so far
         self._streamed: int = 0  # characters of the current answer that were published
@@ -128,14 +133,24 @@ class ModelCalls:
             )  # fmt: skip
         self._streamed = 0
         reserve = self._reserved = self._reserve(estimate) if self.usage_limited else None
+        if self.pooled is None:
+            return await self._within_budget(key, in_doubt)
+        assert reserve is not None
+        session.stop_timer()
+        async with self.pooled.reserved(key, reserve, session.unless_cancelled) as pools:
+            session.start_timer()
+            return await self._within_budget(key, in_doubt, pools)
+
+    async def _within_budget(self, key: str, in_doubt: dict[str, Any] | None, pools: Sequence[str] = ()) -> Any:
+        session, reserve = self.session, self._reserved
         if session.budget.unlimited:
-            return await self._recorded(key, in_doubt)
+            return await self._recorded(key, in_doubt, pools)
         session.stop_timer()
         async with session.budget.reserved(reserve, waiting=session.unless_cancelled):
             session.start_timer()
-            return await self._recorded(key, in_doubt)
+            return await self._recorded(key, in_doubt, pools)
 
-    async def _recorded(self, key: str, in_doubt: dict[str, Any] | None) -> Any:
+    async def _recorded(self, key: str, in_doubt: dict[str, Any] | None, pools: Sequence[str]) -> Any:
         """Call the model as a recorded step, and return its answer."""
         session, reserve = self.session, self._reserved
         session.state(TurnState.STREAMING)
@@ -147,9 +162,14 @@ class ModelCalls:
                 session.steps.run(
                     "model",
                     key,
-                    lambda attempt: call(sent, extra_fields),
+                    lambda attempt: (
+                        call(sent, extra_fields)
+                        if self.pooled is None
+                        else self._counted(key, call(sent, extra_fields))
+                    ),
                     reserve=reserve,
                     mail=session.received.numbers,
+                    pools=pools,
                 )
             )
         except (asyncio.CancelledError, LimitExceeded, Cancelled) as error:
@@ -158,6 +178,14 @@ class ModelCalls:
             # Interrupted: the provider reports no usage.
             session.budget.count_in_doubt(self._with_streamed(reserve, self._streamed))
             raise
+
+    async def _counted(self, key: str, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the answer of a call, and have what it has used counted in the pools."""
+        answer = await call
+        assert self.pooled is not None
+        usage, cost = self._usage_of(answer, self._reserved["tokens"] if self._reserved else 0)
+        self.pooled.used(key, usage, cost)
+        return answer
 
     def _with_streamed(self, reserve: dict[str, Any] | None, streamed: int) -> dict[str, Any] | None:
         """Add what was streamed to an estimate, unless `max_tokens` already bounds the whole answer."""
@@ -200,7 +228,8 @@ class ModelCalls:
 
     def _cost(self, usage: Mapping[str, Any], answered: str = "") -> float | None:
         config = get_config()
-        limited = self.session.budget.strictest.max_cost_usd is not None
+        limits = self.session.budget.strictest
+        limited = limits.max_cost_usd is not None or bool(limits.pools)
         if not config.model_prices and not limited:
             return None
         # The limit used the requested model's price; some servers report another model name.

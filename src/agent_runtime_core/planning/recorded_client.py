@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from .._core.context_vars import restore
@@ -65,23 +65,38 @@ class RecordedClient(LLMClient):
                 restore(METER, token)
             return {**answer, "doubted": in_doubt} if in_doubt else answer
 
-        reserve = self.reserve(messages, passed)
+        pooled = self._steps.pooled(self.budget, self.client, lambda: self._model(passed))
+        reserve = self.reserve(messages, passed, always=pooled is not None)
         prices = self._prices()
         meter = CallMeter(
             self._steps, self.budget, lambda usage, model: cost_usd(usage, model, prices), lambda: reserve
         )
+        if pooled is None or reserve is None:
+            return await self._within_budget(key, call, reserve)
+
+        async def counted(attempt: int) -> dict[str, Any]:
+            found = await call(attempt)
+            pooled.used(key, found["usage"], found["cost_usd"])
+            return found
+
+        async with pooled.reserved(key, reserve, _awaited) as pools:
+            return await self._within_budget(key, counted, reserve, pools)
+
+    async def _within_budget(
+        self, key: str, call: Callable[[int], Awaitable[Any]], reserve: dict[str, Any] | None, pools: Sequence[str] = ()
+    ) -> LLMResponse:
         async with self.budget.concurrent(reserve):
-            answer = _response(await self._steps.run("model", key, call, reserve=reserve))
+            answer = _response(await self._steps.run("model", key, call, reserve=reserve, pools=pools))
             self.budget.used(answer.usage, answer.cost_usd)
         return answer
 
-    def reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the most tokens and USD that the call may use; None without such limits.
+    def reserve(self, messages: list[Any], options: dict[str, Any], *, always: bool = False) -> dict[str, Any] | None:
+        """Return the most tokens and USD that the call may use; None without such limits, unless `always`.
 
         They count against the limits if the outcome of the call stays unknown.
         """
         limits = self.budget.strictest
-        if limits.max_tokens is None and limits.max_cost_usd is None:
+        if limits.max_tokens is None and limits.max_cost_usd is None and not always:
             return None
         answer = options.get("max_tokens") or UNSEEN_TOKENS
         prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
@@ -107,6 +122,10 @@ class RecordedClient(LLMClient):
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         raise NotSupported("the model client of a plan does not support stream(). Use generate().")
+
+
+async def _awaited(wait: Awaitable[Any]) -> Any:
+    return await wait
 
 
 def configured_client() -> LLMClient:

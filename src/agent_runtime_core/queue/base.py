@@ -48,7 +48,7 @@ from ..errors import (
     UnknownRun,
     brief,
 )
-from .contents import TAGS, with_tags
+from .contents import ANY_CONTENTS, TAGS, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .records import (
@@ -137,6 +137,8 @@ class RunQueue(Backend):
     payload_fields = FIELDS
     #: Whether the queue implements "queue.save_process", "queue.drop_process" and `read("processes")`.
     keeps_processes: ClassVar[bool] = False
+    #: Whether its transitions define `shared`, and it has `read("shared", ...)`.
+    keeps_shared: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
@@ -174,6 +176,7 @@ class RunQueue(Backend):
                 "news" (run_ids): a dict of RunSnapshot by run id, without unknown runs.
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
                 "processes" (): a list of the ProcessRows, if `keeps_processes`.
+                "shared" (prefix): a dict of the shared states whose names begin so, if `keeps_shared`.
             args: Its arguments.
 
         Returns:
@@ -836,7 +839,7 @@ class RunQueue(Backend):
         Raises:
             InvalidArgument: The filter has conditions that no store decides.
         """
-        if wanted != wanted.of_store:
+        if wanted.min_attempts != 1 or wanted.contents != ANY_CONTENTS:  # each insert of a named run comes here
             fix = "Use runner.runs(), which reads at most 10,000 runs for them"
             raise must("wanted", "not have the conditions min_attempts and contents", Shown("them"), fix)
         texts = (

@@ -97,6 +97,10 @@ class ContentFilter(NamedTuple):
         )
 
 
+#: No conditions.
+ANY_CONTENTS: Final = ContentFilter()
+
+
 class RunContents(NamedTuple):
     """What a filter reads of a run besides its row.
 

@@ -302,6 +302,7 @@ class InMemoryQueue(MemoryBackend, RunQueue):
     }
 
     keeps_processes = True
+    keeps_shared = True
 
     def __init__(
         self, max_retries: int = MAX_RETRIES, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM,

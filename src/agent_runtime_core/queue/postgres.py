@@ -388,6 +388,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
     # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
+    keeps_shared = True
     keeps_rows = "arc_runs"
 
     def lease_now(self) -> float:

@@ -25,7 +25,7 @@ from ..errors import (
     brief,
     brief_kind,
 )
-from .contents import ContentFilter, RunContents
+from .contents import ANY_CONTENTS, ContentFilter, RunContents
 
 LIVE = ("pending", "running", "waiting")
 SCHEDULE = "agent-runtime.schedule"  # the agent of the rows of schedules, which are live until they are deleted
@@ -294,12 +294,12 @@ class RunFilter(NamedTuple):
     run_key: str | None = None
     without_input: bool = False
     min_attempts: int = 1
-    contents: ContentFilter = ContentFilter()
+    contents: ContentFilter = ANY_CONTENTS
 
     @property
     def of_store(self) -> RunFilter:
         """The same filter without the conditions that stores do not decide."""
-        return self._replace(min_attempts=1, contents=ContentFilter())
+        return self._replace(min_attempts=1, contents=ANY_CONTENTS)
 
     def admits(self, row: RunRow, contents: RunContents | None = None) -> bool:
         """Return whether a row is one of them, apart from `limit`.
@@ -311,7 +311,7 @@ class RunFilter(NamedTuple):
         return (
             self._of_row(row)
             and row.attempt >= self.min_attempts
-            and (self.contents == ContentFilter() or self.contents.admits(contents or row_contents(row)))
+            and (self.contents == ANY_CONTENTS or self.contents.admits(contents or row_contents(row)))
         )
 
     def _of_row(self, row: RunRow) -> bool:

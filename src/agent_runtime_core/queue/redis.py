@@ -15,6 +15,7 @@ from ..status import RunStatus
 from .base import RunQueue
 from .blocking_claims import BlockingClaims, SubscriptionFactory
 from .payload_fields import decode_committed
+from .pools import HELD, Refusal
 from .records import (
     ANSWER,
     COLUMNS,
@@ -31,6 +32,7 @@ from .records import (
 )
 from .redis_find import PAGE, TIME_INDEXES, counts, decoded_row, decoded_rows, find
 from .transitions import INLINE_RESERVATION
+from .windows import CELLS
 
 
 def _time(seconds: float | None) -> str | None:
@@ -136,10 +138,17 @@ def _save_process(row: ProcessRow, kept: float) -> tuple[Any, ...]:
     return row.process_id, encode([*cells]), _time(row.seen_at), row.alive_until, kept
 
 
+def _refusals(answer: Any) -> list[Refusal]:
+    return [Refusal(name, unit, int(used), float(after), held) for name, unit, used, after, held in as_list(answer)]
+
+
 #: Constants that are defined in Python.
 _CONSTANTS = f"local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'"
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
-_SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}"
+_SELDOM_CONSTANTS = (
+    f"local QUESTION, ANSWER, STATUSES = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}\n"
+    f"local CELLS, HELD = {CELLS}, {HELD:g}"
+)
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.
 _STANDING = "local STANDING, LETTER = 8, 60000"
 _CELLS = {name.upper(): index for index, name in enumerate(COLUMNS, 1)}
@@ -163,7 +172,9 @@ CONCERN = RedisOperationSet(
             ),
         )
     ),
-    seldom="\n".join((_SELDOM_CONSTANTS, _with_indexes(lua_source(__file__, "redis_admin")))),
+    seldom="\n".join(
+        (_SELDOM_CONSTANTS, _with_indexes(lua_source(__file__, "redis_admin")), lua_source(__file__, "redis_pools"))
+    ),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), decoded_row),
         "queue.claim": Codec(unpack=decoded_rows),
@@ -177,6 +188,7 @@ CONCERN = RedisOperationSet(
         "queue.save_process": Codec(_save_process),
         "queue.copy": Codec(_copy),
         "queue.row": Codec(unpack=decoded_row),
+        "queue.reserve": Codec(unpack=_refusals),
     },
     refusals={"MOVED": RowChanged},
 )
@@ -202,6 +214,7 @@ class RedisQueue(RedisBackend, RunQueue):
     # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
+    keeps_shared = True
     mail_count = "queue.mail_count"
 
     def lease_now(self) -> float:

@@ -461,4 +461,5 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
     }
 
     keeps_processes = True
+    keeps_shared = True
     keeps_rows = "arc_runs"

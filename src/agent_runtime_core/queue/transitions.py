@@ -10,6 +10,7 @@ from .._core.former_names import warn_former
 from .._core.ids import ULID_RANDOM_LENGTH, above
 from .._engines.base import NotApplied, OperationSet, always
 from ..errors import NotSupported, StorageBusy
+from .pools import PREFIX, Amounts, Pool, PoolLimit, Refusal
 from .records import (
     CONTENTS,
     LIVE,
@@ -331,6 +332,14 @@ class RunTransitions(ABC):
             NotSupported: The queue does not support this.
         """
         raise NotSupported(f"{type(self).__name__} does not define save_shared, so it keeps no limits of several runs")
+
+    def wall_time(self, wall: float) -> float:
+        """Return the wall time by which periods of shared states are measured: by default that of the caller.
+
+        Args:
+            wall: The time on the wall clock of the caller.
+        """
+        return wall
 
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease must expire instead.
@@ -807,6 +816,64 @@ class RunTransitions(ABC):
             if self.message_number(row.run_id, message.msg_id) is None:
                 self.add_message(row.run_id, message)
 
+    # -- pools
+
+    def reserve(self, call_id: str, pools: Sequence[PoolLimit], wall: float, forced: bool) -> list[Refusal]:
+        """Reserve amounts for a call in all of these pools, or in none. An open reservation of the call is replaced.
+
+        Args:
+            call_id: Identifies the call. It begins with the run id and "/".
+            pools: The pools, sorted: transactions lock them in this order.
+            wall: The time on the wall clock.
+            forced: Whether to reserve without regard to the limits: the call was made.
+
+        Returns:
+            The pools without room; none if the amounts are reserved.
+        """
+        now, refusals = self.wall_time(wall), list[Refusal]()
+        found = [Pool(self.shared(PREFIX + each.name), each.per, now) for each in pools]
+        for pool, want in zip(found, pools, strict=True):
+            pool.close(call_id, (0, 0, 0))
+            if not forced and (refusal := pool.refusal(want)) is not None:
+                refusals.append(refusal)
+        for pool, want in zip(found, pools, strict=True):
+            pool.tenant, pool.limits = want.tenant, want.limits
+            if not refusals:
+                pool.reserve(call_id, want)
+            self.save_shared(PREFIX + want.name, pool.text())
+        return refusals
+
+    def spend(self, names: Sequence[str], call_id: str, amounts: Amounts, wall: float) -> None:
+        """Close the reservations of a call, and count what it used. A repeat changes nothing.
+
+        Args:
+            names: The names of the pools, sorted.
+            call_id: Identifies the call.
+            amounts: What the call used.
+            wall: The time on the wall clock.
+        """
+        self._close(names, wall, lambda id: id == call_id, amounts)
+
+    def give_back(self, names: Sequence[str], prefix: str, wall: float) -> None:
+        """Drop reservations of calls that were not finished, and states of pools that count nothing.
+
+        Args:
+            names: The names of the pools, sorted.
+            prefix: What the ids of the calls begin with: the run id and "/", or one id.
+            wall: The time on the wall clock.
+        """
+        self._close(names, wall, lambda id: id.startswith(prefix), (0, 0, 0))
+
+    def _close(self, names: Sequence[str], wall: float, is_wanted: Callable[[str], bool], amounts: Amounts) -> None:
+        now = self.wall_time(wall)
+        for name in names:
+            text = self.shared(PREFIX + name)
+            if text is not None:
+                pool = Pool(text, None, now)
+                for id in [*filter(is_wanted, pool.reservations)]:
+                    pool.close(id, amounts)
+                self.save_shared(PREFIX + name, pool.text())
+
 
 class ServerLeases(RunTransitions):
     """`RunTransitions` of a store whose leases are measured by the clock of its server.
@@ -826,6 +893,10 @@ class ServerLeases(RunTransitions):
             seconds: Seconds from now.
         """
         return self.tx.now + seconds if self.tx.engine.by_server else seconds
+
+    def wall_time(self, wall: float) -> float:
+        """Return the time of the server, unless a test passes its own clock."""
+        return float(self.tx.now) if self.tx.engine.by_server else wall
 
     def wanted(self, want: ClaimRequest) -> ClaimRequest:
         """Return a request with times on the lease clock.
@@ -876,6 +947,7 @@ def _released_by(row: RunRow, how: RunUpdate) -> bool:
 OPS = (
     "insert", "claim", "take", "settle", "beat", "post", "abandoned", "end", "reopen", "delete", "rewrite",
     "rewrite_mail", "assign", "save_process", "drop_process", "copy", "keep_arrival",
+    "reserve", "spend", "give_back",
 )  # fmt: skip
 
 

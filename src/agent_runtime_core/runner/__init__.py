@@ -10,6 +10,7 @@ from .finding import RunList as RunList
 from .open_run import SyncRun as SyncRun
 from .open_run import open_run as open_run
 from .open_run import open_run_sync as open_run_sync
+from .pools import PoolInfo as PoolInfo
 from .processes import ProcessInfo as ProcessInfo
 from .runner import AgentRunner as AgentRunner
 from .schedules import Schedule as Schedule
@@ -25,6 +26,6 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {".reencryption": "Reencryption reencrypt"},
-        "AgentRunner ApprovalRequest ProcessInfo RunInfo RunList RunnerConfig Schedule Schedules SyncRun open_run "
-        "open_run_sync schedule",
+        "AgentRunner ApprovalRequest PoolInfo ProcessInfo RunInfo RunList RunnerConfig Schedule Schedules SyncRun "
+        "open_run open_run_sync schedule",
     )

@@ -10,7 +10,9 @@ from uuid import UUID
 from .._core.codec.json import encode
 from .._core.log import about_run, log
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
+from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import BUSY_ATTEMPTS, missing_events
+from .._execution.journal_view import JournalView
 from .._execution.result_codec import encode_result
 from .._journal.record import ENDED, Record
 from ..errors import LeaseLost, StorageBusy
@@ -293,6 +295,9 @@ class AbandonedRuns:
         ops = [Op("queue.end", (row.run_id, (row.status,), "cancelled", now, ABANDONED))]
         if row.parent_id is not None:
             ops.append(queue.ended_op(row, row.parent_id, encode_result(end.result)))
+        with contextlib.suppress(*UNREADABLE):  # else the reservations of its calls end with their period
+            if pools := JournalView(row.run_id, await backends.state.records(row.run_id), queue.clock.wall).pools:
+                ops.append(Op("queue.give_back", (sorted({*pools}), f"{row.run_id}/", now)))
         if backends.together:
             ops += _end_operations(backends, end, now)
         try:

@@ -355,6 +355,8 @@ class HeldClaim(LeasedRun):
         update = self.run_update(name, crashes_in_row=row.crashes_in_row, reason=reason, cursor=cursor)
         has_relatives = row.parent_id is not None or status is RunStatus.CANCELLED
         ops = await self._notify_relatives(name, text) if has_relatives else []
+        if writer.reservations:
+            ops += writer.given_back()
         events = [] if self._hook is None else await self._completion_operations(self._hook, result)
         records = [writer.merge_begin_and_end(record)]
         self.leaving = True
@@ -373,6 +375,7 @@ class HeldClaim(LeasedRun):
         """
         events = [] if self._hook is None else await self._completion_operations(self._hook, result)
         ops = await self._notify_relatives(ended.name, encode_result(result) if self.row.parent_id else "")
+        ops += self.writer.given_back()
         await self.writer.update_run(self.run_update(ended.name), ops=ops, events=events)
 
     def log_end(self, status: str, error: str) -> None:

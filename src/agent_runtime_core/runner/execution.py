@@ -78,6 +78,7 @@ from .run_tracing import RunTracing
 from .settings import RunnerConfig
 
 _RUNNING = RunStatus.RUNNING.value
+_EARLIER = ("", "")  # calls of earlier claims
 #: The runs with a concurrency key that this task is part of, by key and tenant: what it executes must not wait for
 #: them.
 HELD_CONCURRENCY_KEYS: ContextVar[Mapping[tuple[str, str], str]] = ContextVar(
@@ -267,6 +268,8 @@ class RunExecution:
         if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
             await self.recorder.fence(self.claim.fenced_writes())
         journal = StepJournal(writer, records, self.control)
+        if journal.view.pools:
+            writer.reservations[_EARLIER] = [*journal.view.pools]
         journal.trace = trace
         if not fresh:
             self.check_journal_length(journal)

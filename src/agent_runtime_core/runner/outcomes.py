@@ -230,7 +230,7 @@ def of_error(error: BaseException, facts: AttemptFacts) -> Decision:
         return of_stop(passed_limit(facts), facts)
     cause = deciding_error(error)
     if isinstance(cause, Postponed):
-        return _deferred(cause, cause.after, facts)
+        return _deferred(cause, cause.after, facts, is_wait=cause.is_wait)
     if isinstance(cause, RateLimited) and cause.retriable:
         # If the provider asks for longer than the longest delay, it is a failure: `execute` would wait for it.
         after = cause.retry_after or 0.0
@@ -319,32 +319,33 @@ def failed(result: RunResult, error: ErrorInfo, facts: AttemptFacts) -> Decision
     return (RetryHere if facts.inline else RetryLater)(delay, error, row.failures + 1)
 
 
-def _deferred(error: BaseException, seconds: float, facts: AttemptFacts) -> Decision:
+def _deferred(error: BaseException, seconds: float, facts: AttemptFacts, *, is_wait: bool = False) -> Decision:
     """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
 
-    Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
+    Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`. A wait does
+    not count, and ends at its time: what the run waits for is there then.
     """
     limit, name = facts.config.run_timeout_seconds, "run_timeout_seconds"
     cause, kind = text_of(error), type(error).__name__
     deadline = facts.row.deadline
     left = limit if facts.progressed else facts.time_left
     at_most = left if deadline is None else min(left, deadline - facts.now)
-    if deadline is not None and at_most < left and seconds >= at_most:
+    if deadline is not None and (at_most < left or is_wait) and seconds >= deadline - facts.now:
         message = (
             f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
             f"for {seconds:.3g} s ({cause})"
         )
         return _timed_out(facts, "DeadlineExceeded", message, {"deadline": deadline}, cause=kind)
-    if seconds >= left:
+    if seconds >= left and not is_wait:
         message = (
             f"the run cannot resume within {name}={limit:g} of the {_owner(name, facts)}: {kind} defers it for "
             f"{seconds:.3g} s, and {max(left, 0):.3g} s are left ({cause})"
         )
         return _timed_out(facts, "TimedOut", message, {"timeout_seconds": limit}, cause=kind)
-    delay = seconds * (1 + facts.jitter())
+    delay = seconds if is_wait else seconds * (1 + facts.jitter())
     delay = delay if delay < at_most else seconds
     used = 0.0 if math.isinf(limit) else limit - left  # without a limit nothing needs to be counted
-    info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: used + delay}))
+    info = recordable(ErrorInfo(kind, cause, details={_DEFERRED: used if is_wait else used + delay}))
     return (RetryHere if facts.inline else RetryLater)(delay, info, facts.row.failures, deferred=True)
 
 

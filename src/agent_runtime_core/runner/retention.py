@@ -13,6 +13,7 @@ from .._execution.step_journal import StepJournal
 from ..queue.records import LIVE, RowChanged, RunFilter, RunRow
 from ..status import RunStatus
 from .backends import Backends
+from .pools import drop_unused
 
 
 async def vacuum(
@@ -35,6 +36,7 @@ async def vacuum(
             wanted = wanted._replace(after=rows[-1].arrival)
     if dry_run:
         return deleted
+    await drop_unused(queue)
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         compacts = getattr(commits, "compact", None)
         if compacts is not None and (compact or (compact is None and deleted)):

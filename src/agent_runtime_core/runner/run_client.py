@@ -48,6 +48,7 @@ from .backpressure import Backpressure, Reader
 from .cancellation import AbandonedRuns, cancel_tree, cancel_with_children
 from .finding import Finder, RunList, checked_sort
 from .forking import fork
+from .pools import PoolInfo, pools
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .schedules import Schedules
@@ -773,6 +774,23 @@ class RunClient:
             UnknownRun: No such run is stored.
         """
         return await self.resume(run_id, limits=limits, by=by, tenant=tenant, code_version=code_version)
+
+    async def pools(self, *, tenant: str | None = None) -> list[PoolInfo]:
+        """List the pools of the store that count something now, by name.
+
+        Args:
+            tenant: Only the pools of this tenant. None lists all pools.
+
+        Examples:
+            >>> import asyncio
+            >>> from agent_runtime_core import AgentRunner
+            >>> async def main():
+            ...     async with AgentRunner.open("memory://") as runner:
+            ...         return await runner.pools()
+            >>> asyncio.run(main())
+            []
+        """
+        return await pools(self.queue, checked_tenant(tenant))
 
     async def vacuum(
         self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None, dry_run: bool = False

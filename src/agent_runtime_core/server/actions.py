@@ -27,7 +27,7 @@ from .errors import Problem, safe_text
 from .reads import after_wait
 from .runs import location_of
 from .state import ServerState, state_of
-from .submission import approve, check_id, check_new, finished, invalid_in, taken
+from .submission import approve, check_id, check_new, check_pools, finished, invalid_in, taken
 
 router: APIRouter = APIRouter(tags=["actions"], default_response_class=Reply)
 
@@ -86,6 +86,7 @@ async def fork_run(request: Request, id: str, caller: Actor, body: _Fork) -> Res
     if caller.limited:
         await _check_fork(state, caller, row, body)
     try:
+        check_pools(body.input)
         new = await state.runner.fork(
             row.run_id, body.after_step, new_run_id=body.new_run_id, input=body.input, params=body.params,
             by=caller.name,

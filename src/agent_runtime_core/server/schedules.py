@@ -20,7 +20,7 @@ from .documents import Reply, answers
 from .errors import Problem
 from .runs import location_of
 from .state import ServerState, state_of
-from .submission import check_agent, check_new, invalid_in
+from .submission import check_agent, check_new, check_pools, invalid_in
 
 router: APIRouter = APIRouter(tags=["schedules"], default_response_class=Reply)
 
@@ -38,6 +38,7 @@ async def put_schedule(request: Request, id: str, body: documents.NewSchedule, c
     runner, tenant = state.runner, caller.tenant
     try:
         check_agent(state, body.agent)
+        check_pools(body.input)
         if body.priority > state.settings.max_priority:
             raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
         run = runner.new_run(body.agent, body.input, metadata=body.metadata, priority=body.priority, tenant=tenant)

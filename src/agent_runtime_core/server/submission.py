@@ -42,6 +42,7 @@ def row_of(
             raise no_part("prompt", "prompts", "Send agent and input")
         return state.orchestrator.new_run(RunCreate(body.prompt, body.max_steps), key, traceparent, caller.tenant)
     check_agent(state, body.agent)
+    check_pools(body.input)
     if body.priority > state.settings.max_priority:
         raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
     if body.deadline is not None and body.deadline <= state.runner.queue.clock.wall():
@@ -57,6 +58,18 @@ def row_of(
 def no_part(field: str, what: str, fix: str) -> Problem:
     """Return the problem for a request that needs a part which this server lacks."""
     return invalid_field(field, f"This server executes no {what}. {fix}.")
+
+
+def check_pools(given: Mapping[str, Any] | None) -> None:
+    """Reject pools in the limits of an input: a caller could use up the pool of another tenant.
+
+    Raises:
+        InvalidArgument: The input has pools.
+    """
+    limits = (given or {}).get("limits")
+    if isinstance(limits, Mapping) and "pools" in limits:
+        fix = "Set pools in the limits of the runner or the agent"
+        raise must("input", "name no pools in its limits", Shown("some"), fix)
 
 
 def _input_of(body: AgentRun) -> dict[str, Any]:

@@ -70,7 +70,7 @@ OWN: Final = {
         "event_types": "EventType",
         "events.base": "Event",
         "interfaces": "ErrorInfo LLMResponse LLMStreamChunk RunResult",
-        "limits": "RunLimits",
+        "limits": "ModelLimits RunLimits SpendPool",
         "loop.state": "LoopResult TurnState",
         "orchestrator": "RunCreate RunResponse RunStatus",
         "persistence.branching": "Branch",
