@@ -25,7 +25,7 @@ from tests.unit.test_postgres_migration import schema_of
 
 NAMES = ("waiting", "pending", "running", "damaged")
 #: The commands of the command line that show or count runs, and those that do not.
-SHOW_RUNS = {
+SHOW_RUNS: dict[str, list[list[str]]] = {
     "runs": [[], ["--status", "waiting"], ["--search", "schedule"], ["--sort", "age"], ["--agent", SCHEDULE],
              ["--prefix", "schedule:"]],
     "workers": [[]], "doctor": [[]], "check": [["my_code:agents"]],
@@ -37,7 +37,7 @@ SHOW_RUNS = {
 }  # fmt: skip
 SHOW_NO_RUNS = {
     "worker", "serve", "submit", "inspect", "conformance", "schedule", "tenant", "vacuum", "erase", "migrate", "backup",
-    "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help", "version",
+    "restore", "pools", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help", "version",
     "completion",
 }  # fmt: skip
 CODE = """
@@ -90,8 +90,11 @@ async def test_the_lists_of_a_runner(runner: AgentRunner) -> None:
     )  # fmt: skip
     for wanted in both:
         assert [run.run_key for run in await runner.runs(**wanted)] == ["r1"], wanted
-    for wanted in ({"agent": SCHEDULE}, {"reason": "schedule"}, {"prefix": "schedule:"}, {"search": "canary-text"},
-                   {"status": "running"}, {"status": "waiting"}):  # fmt: skip
+    none: tuple[dict[str, Any], ...] = (
+        {"agent": SCHEDULE}, {"reason": "schedule"}, {"prefix": "schedule:"}, {"search": "canary-text"},
+        {"status": "running"}, {"status": "waiting"},
+    )  # fmt: skip
+    for wanted in none:
         assert await runner.runs(**wanted) == [], wanted
     for name in hidden:
         with pytest.raises(UnknownRun):
@@ -150,9 +153,8 @@ async def test_the_http_api(runner: AgentRunner, make_app: Callable[..., Any]) -
                 assert (await client.get(f"/api/v1/{path}")).status_code == 404, path
         [item] = (await client.get("/api/v1/runs")).json()["items"]
         assert item["key"] == "r1"
-        by = {"status": (await client.get("/api/v1/queue")).json()["by_status"],
-              "usage": (await client.get("/api/v1/usage")).json()["total"]["runs"]}  # fmt: skip
-        assert by == {"status": {"pending": 1}, "usage": 1}
+        assert (await client.get("/api/v1/queue")).json()["by_status"] == {"pending": 1}
+        assert (await client.get("/api/v1/usage")).json()["total"]["runs"] == 1
         for path in ("/metrics", "/health"):
             assert leaks((await client.get(path)).text, hidden) == [], path
         for verb in ("cancel", "resume", "fork", "signals/go", "messages"):

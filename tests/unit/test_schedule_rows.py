@@ -168,7 +168,7 @@ async def test_a_schedule_is_no_run_to_act_on(runner: AgentRunner, report: Repor
     row = await runner.schedules.row("daily")
     assert row is not None
     for name in ("schedule:daily", row.run_id):
-        calls = [
+        calls: list[Any] = [
             runner.get_run(name), runner.cancel(name), runner.resume(name), runner.requeue(name), runner.fork(name),
             runner.wait(name), runner.discard(name),
         ]  # fmt: skip

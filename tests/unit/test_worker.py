@@ -871,9 +871,11 @@ async def test_a_loop_without_a_free_slot_ends_too_if_its_store_was_closed(
     async with Rig(tmp_path / "a.db", Clock(), grace_seconds=0) as rig:
         rig.register(body)
         await rig.runner.submit("script")
-        loop = await working(rig.runner, poll_interval=0.01)
+        loop = await working(rig.runner, poll_interval=0.01, concurrency=1)
         await until(inside)
         rig.runner.queue.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.event_bus.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.state_store.engine.close_now()  # type: ignore[attr-defined]
         async with asyncio.timeout(20):
             with pytest.raises(StorageClosed):
                 await loop
