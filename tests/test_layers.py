@@ -236,7 +236,7 @@ BUDGET: dict[str, int] = {
     "__init__": 180,
     "agents": 128,
     "encryption": 90,
-    "registry": 130,
+    "registry": 131,
     "status": 68,
     "retry": 44,
     "__main__": 8,

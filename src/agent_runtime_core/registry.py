@@ -206,7 +206,8 @@ class Preferring(Registry):
 
     def __init__(self, other: Registry) -> None:
         super().__init__()
-        self._other, self._agents, self.rate_limits = other, other._agents, other.rate_limits
+        self._other, self._agents = other, other._agents
+        self.rate_limits: dict[str, RateLimit] = other.rate_limits
         self._own: dict[str, AgentRuntime] = {}
 
     def prefer(self, runtime: AgentRuntime) -> None:

@@ -127,7 +127,7 @@ class Starts:
         self._rows, self._now = rows, now
         self._lines: dict[str, _Line | None] = {}  # None: another transaction has it
         self._waiting: set[str] = set()  # keys that another transaction has, and for which a run will wake a worker
-        self.delayed = 0
+        self.delayed: int = 0
 
     def next(self, row: RunRow) -> tuple[RunRow | None, float]:
         """Return the run that may start because `row` may be claimed, and the time at which it counts as started.
