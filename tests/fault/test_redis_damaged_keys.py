@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 import agent_runtime_core
-from agent_runtime_core import AgentRunner, RunStatus
+from agent_runtime_core import AgentRunner, RateLimit, RunStatus
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, StorageError, UnknownRun
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, Scope
@@ -140,6 +140,10 @@ class Scene:
         retried = await runner.submit("retried")
         await runner.queue.claim("w", agent_keys=["retried"])
         assert await runner.queue.requeue_for_retry(retried, "w", "no", 3600)
+        limit = RateLimit(1, per=3600)
+        await asyncio.gather(*(runner.submit("limited", rate_limit=limit) for _ in range(2)))
+        await runner.queue.claim("w", agent_keys=["limited"], limit=2)  # one starts, and one is delayed
+        await runner.queue.insert(runner.queue.new_row(None, "nobody", {}, turn="one"))
         engine = cast("Any", runner.queue).engine
         await engine.commit(None, [Op("fence.install", ("somebody", "1")), self.standing(), self.effect("one")])
         await runner.event_bus.report_reader(str(self.held), "another.1", 0)
@@ -171,6 +175,11 @@ class Scene:
         return [
             lambda: runner.submit("nobody", idempotency_key=f"n{next(self.numbers)}", concurrency_key="lane"),
             lambda: runner.submit("nobody"),
+            lambda: runner.submit("limited", rate_limit=RateLimit(1, per=3600)),
+            lambda: runner.queue.claim("w", agent_keys=["limited"]),
+            lambda: runner.queue.claim_rows("w", agent_keys=["nobody"], after_turn="zero"),
+            lambda: runner.queue.insert(runner.queue.new_row(None, "nobody", {}, turn="two")),
+            lambda: runner.pools(),
             lambda: runner.submit("nobody", idempotency_key="once"),
             lambda: runner.submit("nobody", delay=3600, parent_run_id=self.held),
             lambda: runner.get_run(self.held),

@@ -148,7 +148,7 @@ async def test_a_wait_of_no_length_is_refused(kind: str, tmp_path: Path, bad: An
     async with store(kind, tmp_path) as here:
 
         async def sleeps(ctx: Any) -> None:
-            with pytest.raises(InvalidArgument, match="seconds must be a number"):
+            with pytest.raises(InvalidArgument, match="seconds must be"):
                 await ctx.sleep(bad)
 
         here.agent("a", sleeps)

@@ -384,7 +384,12 @@ class RunExecution:
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s, attempt %d", self.claim.label, "resumed" if row.parked else "started", row.attempt)
         record = journal.records.boundary(kind, row.agent, attempt=row.attempt, nev=1, info=info)
-        await self.claim.writer.status(_RUNNING, record)
+        if kind == ATTEMPT and VERSION in started:
+            # Durable before the code runs. After a crash, a worker of another version would begin the run again.
+            await self.claim.writer.status(_RUNNING)
+            await self.claim.writer.append(record)
+        else:
+            await self.claim.writer.status(_RUNNING, record)
 
     async def _attempt(self, journal: RunJournal) -> Decision:
         """Execute the agent's `run` once, and carry out what its outcome means."""
