@@ -26,7 +26,7 @@ from agent_runtime_core.testing.clock import VirtualClock
 IDS = [str(UUID(int=(n + 1) << 100 | n)) for n in range(6)]
 TENANTS = ["", "", "t", "u"]
 ENDED = ("failed", "cancelled", "dead", "timed_out")
-RATES = [None, None, "1 40.0 agent a", "2 5.0 key x", "1 5.0 key x"]
+RATES = [None, None, "1 40.0 agent a", "2 5.0 key x", "1 5.0 key x", "1 5.0 key y\ntenant "]
 LEASE, LATER, FOREVER = 30.0, 50.0, 1e9
 MESSAGES = [
     ("cancel", "", None), ("signal", "s", "m-1"), ("signal", "s", None), (QUESTION, "plan", "q-0"),
@@ -46,7 +46,7 @@ KINDS = (
     *["insert"] * 3, *["claim"] * 4, *["settle"] * 4, *["post"] * 3, "take", "take", "end", "reopen", "delete", "beat",
     "assign", "abandoned", "rewrite",
 )  # fmt: skip
-KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat")
+KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat", "assign")
 
 
 def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:

@@ -171,7 +171,7 @@ end
 -- the time at which the run that is delayed last is due.
 
 local function is_limited(row, rate, agent)
-  return row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
+  return rate ~= null and row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
     and row[DUE_AT] ~= '0'
 end
 
