@@ -16,6 +16,7 @@ from agent_runtime_core import (
     LLMResponse,
     MockLLMClient,
     ModelLimits,
+    RateLimit,
     RunLimits,
     SpendPool,
     ToolCallingAgent,
@@ -478,6 +479,31 @@ async def test_an_abandoned_run_gives_back_when_it_is_cancelled(place: Path | No
         assert await rig.runner.pools() == []
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
+
+
+async def test_a_killed_run_that_its_rate_limit_delays_gives_back_when_it_is_cancelled(place: Path | None) -> None:
+    clock, begun = VirtualClock(), asyncio.Event()
+
+    async def hang(_: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, clock, limits=limits(SpendPool("acme", usd=1))) as rig:
+        rig.register(ask(Client(hang)))
+        killed = rig.another()
+        await killed.submit("script", run_id="r", rate_limit=RateLimit(1, per=5000.0))
+        going = asyncio.ensure_future(killed.run_once())
+        await until(begun)
+        killed.heartbeat.stop()
+        clock.advance(1000.0)
+        assert not await rig.runner.run_once()
+        assert (await rig.runner.get_run("r")).reason == "rate_limit"
+        assert (await only(rig)).reserved["requests"] == 1
+        await rig.runner.cancel("r", wait=True)
+        left = await rig.runner.pools()
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+        assert left == []
 
 
 @pytest.mark.parametrize("engines", ["queue elsewhere", "queue and journal together", "encrypted"])

@@ -72,6 +72,19 @@ def _shown(amounts: Mapping[str, int]) -> dict[str, float]:
     return {unit: amount / NANO if unit == "usd" else amount for unit, amount in amounts.items()}
 
 
+async def given_back_ops(queue: RunQueue, run_id: str, now: float) -> list[Op]:
+    """Return what gives back the reservations of calls that a killed process has left open.
+
+    Args:
+        queue: The queue.
+        run_id: The run, which no process executes.
+        now: The time on the wall clock.
+    """
+    # The journal does not name the pools of a call whose process was killed before it stored the start.
+    names = [name for name, text in (await _stored(queue)).items() if f'"{run_id}/' in text]
+    return [Op("queue.give_back", (names, f"{run_id}/", now))] if names else []
+
+
 async def drop_unused(queue: RunQueue) -> None:
     """Delete the states of pools that count nothing any more: those of tenants would become ever more."""
     now = queue.clock.wall()
