@@ -16,9 +16,9 @@ from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .pools import PREFIX
 from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
-from .pools import PREFIX
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
