@@ -12,6 +12,8 @@ from ..limits import NANO, UNITS
 from ..queue.base import RunQueue
 from ..queue.pools import PREFIX, Amounts, Pool
 
+_PAGE = 100  # pools that one commit deletes
+
 
 @dataclass(frozen=True)
 class PoolInfo:
@@ -89,8 +91,9 @@ async def drop_unused(queue: RunQueue) -> None:
     """Delete the states of pools that count nothing any more: those of tenants would become ever more."""
     now = queue.clock.wall()
     names = [name for name, text in (await _stored(queue)).items() if Pool(text, None, now).text() is None]
-    if names:
-        await queue.commits.commit(None, [Op("queue.give_back", (names, "/", now))])  # no call has such an id
+    for start in range(0, len(names), _PAGE):  # one transaction for all would time out, and lock too many names
+        some = names[start : start + _PAGE]
+        await queue.commits.commit(None, [Op("queue.give_back", (some, "/", now))])  # no call has such an id
 
 
 async def _stored(queue: RunQueue) -> dict[str, str]:
