@@ -206,7 +206,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9468,
-    "runner": 8244,
+    "runner": 8247,
     "_execution": 6268,
     "persistence": 5901,
     "llm": 3961,
@@ -216,8 +216,8 @@ BUDGET: dict[str, int] = {
     "server": 3107,
     "cli": 3398,
     "integrations": 3048,
-    "queue": 4005,
-    "_views": 2720,
+    "queue": 4020,
+    "_views": 2721,
     "tools": 2244,
     "loop": 1733,
     "planning": 1556,

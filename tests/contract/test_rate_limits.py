@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import RateLimit
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.queue import RunQueue, RunRow, get_queue
+from agent_runtime_core.queue.rate_limits import SKEW, unused
+from agent_runtime_core.runner.pools import drop_unused
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.support.backends import backends
 
@@ -150,3 +153,28 @@ async def test_late_workers_use_nearly_all_of_a_limit_for_a_long_backlog(
         assert most(workers.times(), per) <= starts
     finally:
         await queue.close()
+
+
+@pytest.mark.parametrize("kind", backends(["memory", "sqlite", "redis", "postgres"]))
+async def test_a_vacuum_deletes_states_that_count_nothing(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    clock = VirtualClock()
+    queue, other = queues(kind, 2, clock, request, tmp_path)
+    limit = RateLimit(1, 60.0, key=lambda input: input["of"])
+    for name in ("ada", "ben"):
+        await queue.enqueue(None, "a", {"of": name}, rate_limit=limit)
+    assert len(await queue.claim_rows("w", LEASE, limit=5)) == 2
+    states = await queue.read("shared", "rate:")
+    assert len(states) == 2
+    clock.advance(60.0)
+    await drop_unused(queue)
+    assert await queue.read("shared", "rate:") == states  # the clocks of two machines may differ
+    clock.advance(SKEW + 1)
+    await other.enqueue(None, "a", {"of": "ben"}, rate_limit=limit)
+    await other.claim_rows("w", LEASE)  # between the read and the delete of the vacuum
+    await queue.commits.commit(None, [Op("queue.forget_shared", (unused(states, clock.wall()),))])
+    [kept] = await queue.read("shared", "rate:")
+    assert kept.endswith("ben")
+    for each in (queue, other):
+        await each.close()

@@ -39,7 +39,8 @@ async def test_the_openapi_document_needs_the_scope_read(make_app: Callable[...,
 #: Names of a client's functions: one that is renamed breaks the callers of generated clients.
 OPERATIONS = """
 answer_approval cancel_run compare_runs delete_run delete_schedule discard_dead_letters fork_run list_agents
-list_approvals list_runs list_schedules list_workers pause_schedule put_schedule read_about read_dashboard read_health
+list_approvals list_pools list_runs list_schedules list_workers pause_schedule put_schedule read_about read_dashboard
+read_health
 read_journal read_liveness read_messages read_plan read_queue read_readiness read_result read_run read_schedule
 read_step read_steps read_timeline read_turn read_usage requeue_dead_letters resume_run resume_schedule run_schedule
 send_message send_signal sign_in sign_out start_turn stream_events submit_run

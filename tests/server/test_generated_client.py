@@ -80,6 +80,7 @@ def calls_of(models: Any, ids: dict[str, str], step_id: str) -> dict[str, list[C
         "read_health": [(200, {})],
         "read_about": [(200, {})],
         "read_queue": [(200, {})],
+        "list_pools": [(200, {})],
         "list_workers": [(200, {})],
         "list_agents": [(200, {})],
         "read_dashboard": [(200, {"window": models.ReadDashboardWindow.WEEK})],

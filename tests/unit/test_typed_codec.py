@@ -27,6 +27,7 @@ from agent_runtime_core._core.codec.type_hints import returns_of
 from agent_runtime_core._core.codec.typed import build, codec_for, register_type
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.interfaces import LLMResponse
+from agent_runtime_core.limits import ModelLimits, SpendPool
 from agent_runtime_core.persistence import Task, TaskState
 from tests.support.cases import for_each
 from tests.support.codec_values import (
@@ -368,9 +369,11 @@ def _sample(hint: Any) -> Any:
 def _made(cls: Any) -> Any:
     bare = [each for each in dataclasses.fields(cls) if each.default is each.default_factory is dataclasses.MISSING]
     hints = typing.get_type_hints(cls)
-    return cls(**{each.name: _sample(hints[each.name]) for each in bare if each.init})
+    return cls(**{each.name: _sample(hints[each.name]) for each in bare if each.init}, **REQUIRED.get(cls, {}))
 
 
+#: What a class requires that has defaults: one of several fields.
+REQUIRED: dict[Any, dict[str, Any]] = {SpendPool: {"usd": 1.0}, ModelLimits: {"requests": 1}}
 SAMPLES: dict[Any, Any] = {
     str: "x", int: 1, float: 0.5, bool: True, Any: (UUID(int=1),), UUID: UUID(int=1), dict: {},
     dt.datetime: dt.datetime(2024, 1, 1, tzinfo=dt.UTC),

@@ -281,7 +281,8 @@ TIME: Final = Parameter(seconds_of, {"anyOf": [*TIME_FORMS, _NULL]})
 #: The name of a tenant.
 TENANT: Final = Parameter(_tenant, {"anyOf": [_STRING, _NULL]}).about(OF_TENANT, **TENANT_TEXT)
 #: A condition on the metadata that may be repeated.
-METADATA: Final = Parameter(metadata_pair, {"anyOf": [{"type": "array", "items": _STRING}, _NULL]}, many=True)
+_PAIR: Final = {"type": "string", "pattern": "^[^=]+="}
+METADATA: Final = Parameter(metadata_pair, {"anyOf": [{"type": "array", "items": _PAIR}, _NULL]}, many=True)
 #: A text that may be repeated.
 STRINGS: Final = Parameter(str, {"anyOf": [{"type": "array", "items": _STRING}, _NULL]}, many=True)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from .records import RATE_LIMITED, RunRow
 from .windows import CELLS, Window
 
+PREFIX = "rate:"  # begins the names of the shared states of rate limits
+SKEW = 3600.0  # seconds
 MOST_DELAYED = 100  # most runs that one claim delays; the next claim continues
 MOST_LEFT = 50  # most times that are left over for other runs
 RETRY = 0.01  # seconds until the next claim, if another transaction has the state of a limit
@@ -45,7 +48,23 @@ class Rate(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the state that all runs of this key and period share."""
-        return f"rate:{self.per!r} {self.key}"
+        return f"{PREFIX}{self.per!r} {self.key}"
+
+
+def unused(states: Mapping[str, str], now: float) -> list[tuple[str, str]]:
+    """Return the states of rate limits that neither count a start nor have a delayed run any more.
+
+    Args:
+        states: States by their names, which begin with `PREFIX`.
+        now: The time on the wall clock of the caller, which may differ from the clock of the store by `SKEW`.
+    """
+    found = []
+    for name, text in sorted(states.items()):
+        tail, left, cells = json.loads(text)
+        per = float(name.removeprefix(PREFIX).split(" ", 1)[0])
+        if max(tail, *left, *(last + per for _, last, _ in cells), 0.0) < now - SKEW:
+            found.append((name, text))
+    return found
 
 
 class _Rows(Protocol):

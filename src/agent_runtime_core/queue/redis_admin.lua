@@ -328,6 +328,13 @@ ops['queue.shared'] = function(prefix)
   return found
 end
 
+ops['queue.forget_shared'] = function(states)
+  for _, each in ipairs(states) do
+    if call('HGET', P .. 'shared', each[1]) == each[2] then write('HDEL', P .. 'shared', each[1]) end
+  end
+  return null
+end
+
 -- Reads.
 
 ops['queue.last_arrival'] = function()

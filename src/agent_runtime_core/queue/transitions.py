@@ -403,6 +403,16 @@ class RunTransitions(ABC):
         """
         raise NotSupported(f"{type(self).__name__} does not define next_turn, so take_turns must be None")
 
+    def forget_shared(self, states: Sequence[tuple[str, str]]) -> None:
+        """Delete shared states that are still as they were read.
+
+        Args:
+            states: Names and states, sorted: transactions lock the names in this order.
+        """
+        for name, state in states:
+            if self.shared(name) == state:
+                self.save_shared(name, None)
+
     def is_dead(self, holder: str) -> bool:
         """Return whether the process with that id is known to have ended. By default a lease must expire instead.
 
@@ -1105,7 +1115,7 @@ def _released_by(row: RunRow, how: RunUpdate) -> bool:
 OPS = (
     "insert", "claim", "take", "settle", "beat", "post", "abandoned", "end", "reopen", "delete", "rewrite",
     "rewrite_mail", "assign", "save_process", "drop_process", "copy", "keep_arrival",
-    "reserve", "spend", "give_back",
+    "reserve", "spend", "give_back", "forget_shared",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .._core.clock import aware
 from .._engines.base import Op
 from ..limits import NANO, UNITS
+from ..queue import rate_limits
 from ..queue.base import RunQueue
 from ..queue.pools import PREFIX, Amounts, Pool
 
@@ -88,8 +89,13 @@ async def given_back_ops(queue: RunQueue, run_id: str, now: float) -> list[Op]:
 
 
 async def drop_unused(queue: RunQueue) -> None:
-    """Delete the states of pools that count nothing any more: those of tenants would become ever more."""
+    """Delete the states of pools and rate limits that count nothing any more.
+
+    A store would contain ever more of them if their names contain a tenant, or a customer.
+    """
     now = queue.clock.wall()
+    if queue.keeps_limits and (rates := rate_limits.unused(await queue.read("shared", rate_limits.PREFIX), now)):
+        await queue.commits.commit(None, [Op("queue.forget_shared", (rates,))])
     names = [name for name, text in (await _stored(queue)).items() if Pool(text, None, now).text() is None]
     for start in range(0, len(names), _PAGE):  # one transaction for all would time out, and lock too many names
         some = names[start : start + _PAGE]
