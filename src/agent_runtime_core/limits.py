@@ -286,6 +286,7 @@ class RunLimits:
 
 
 LEAST_PERIOD = 0.001  # seconds
+OF_TENANT: Final = "\ntenant "  # in a stored rate limit, before the tenant whose runs are counted apart
 ALL_AGENTS: Final = "*"  # the key of a rate limit for the runs of all agents
 
 
@@ -345,7 +346,7 @@ class RateLimit:
             return None
         counted = f"agent {agent}" if key is None else f"key {checked_name('the key of a rate limit', key)}"
         # No name has a line break, so no key is that of another tenant.
-        return f"{self.starts} {self.per!r} {counted}" + (f"\ntenant {tenant}" if self.per_tenant else "")
+        return f"{self.starts} {self.per!r} {counted}" + (f"{OF_TENANT}{tenant}" if self.per_tenant else "")
 
 
 _PERIOD = dataclasses.replace(number(LEAST_PERIOD), wanted="a number of seconds of at least 0.001, or a timedelta")

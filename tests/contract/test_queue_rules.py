@@ -26,7 +26,7 @@ from agent_runtime_core.testing.clock import VirtualClock
 IDS = [str(UUID(int=(n + 1) << 100 | n)) for n in range(6)]
 TENANTS = ["", "", "t", "u"]
 ENDED = ("failed", "cancelled", "dead", "timed_out")
-RATES = [None, None, "1 40.0 agent a", "2 5.0 key x", "1 5.0 key x"]
+RATES = [None, None, "1 40.0 agent a", "2 5.0 key x", "1 5.0 key x", "1 5.0 key y\ntenant "]
 LEASE, LATER, FOREVER = 30.0, 50.0, 1e9
 MESSAGES = [
     ("cancel", "", None), ("signal", "s", "m-1"), ("signal", "s", None), (QUESTION, "plan", "q-0"),
@@ -46,7 +46,7 @@ KINDS = (
     *["insert"] * 3, *["claim"] * 4, *["settle"] * 4, *["post"] * 3, "take", "take", "end", "reopen", "delete", "beat",
     "assign", "abandoned", "rewrite",
 )  # fmt: skip
-KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat")
+KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat", "assign")
 
 
 def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
@@ -120,6 +120,7 @@ class Places:
                 run_id, rng.choice("aab"), digest="d", priority=rng.choice([0, 0, 5, -1]), created_at=now,
                 updated_at=now, rate=rng.choice(RATES), concurrency_key=key,
                 concurrency_limit=rng.choice([1, 2, 3]), turn=rng.choice([None, "", "t", "t", "u"]),
+                expires_at=rng.choice([None, None, now + 4.0]), deadline=rng.choice([None, None, None, now + 6.0]),
             )  # fmt: skip
         return RunRow(
             run_id, rng.choice("ab"), digest=rng.choice("dde"), priority=rng.choice([0, 0, 5, -1]), created_at=now,

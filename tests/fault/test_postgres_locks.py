@@ -18,7 +18,9 @@ from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import get_event_bus
+from agent_runtime_core.limits import RateLimit
 from agent_runtime_core.queue import get_queue
+from agent_runtime_core.queue.pools import PoolLimit
 from agent_runtime_core.queue.records import RowChanged, RunRow, RunUpdate
 from agent_runtime_core.state import get_state_store
 from tests.support.postgres_servers import PostgresServer
@@ -63,7 +65,7 @@ class Together:
         return self.chance.choice(self.known[-24:])
 
     async def once(self) -> None:
-        match self.chance.randrange(10):
+        match self.chance.randrange(12):
             case 0 | 1:
                 await self._submit()
             case 2:
@@ -82,8 +84,24 @@ class Together:
                 await asyncio.gather(*(self._settle() for _ in range(6)))
             case 8:
                 await asyncio.gather(*map(self._step, self.chance.sample(self.claimed, min(6, len(self.claimed)))))
+            case 9 | 10:
+                await asyncio.gather(*(self._reserve() for _ in range(3)))
             case _:
                 await asyncio.gather(*(self._end_and_claim() for _ in range(3)))
+
+    def _pools(self) -> list[str]:
+        return sorted(self.chance.sample(["p", "q", "r"], self.chance.choice((1, 2))))
+
+    async def _reserve(self) -> None:
+        if not self.claimed:
+            return
+        row, now, names = self.chance.choice(self.claimed), self.queue.clock.wall(), self._pools()
+        id = f"{row.run_id}/{self.chance.randrange(3)}"
+        wanted = [PoolLimit(name, "", "day", (-1, 10**9, -1), (0, 1, 1)) for name in names]
+        reserve = Op("queue.reserve", (id, wanted, now, False))
+        await self.queue.commit(Guard(row.run_id, row.claim_id), [reserve])
+        spend = Op("queue.spend", (names, id, (0, 1, 1), now))
+        await self.queue.commit(Guard(row.run_id, row.claim_id), [self._record(row, "done"), spend])
 
     def _record(self, row: RunRow, kind: str) -> Op:
         self.records[row.claim_id] += 1
@@ -101,6 +119,8 @@ class Together:
         how = self.queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
         claim = Op("queue.claim", (self.queue.claim_request(self.name, 60, ["a"], 1, ready_only=True),))
         ops = [self._record(row, "ended"), Op("queue.settle", (row.run_id, how)), claim]
+        given_back = Op("queue.give_back", (self._pools(), f"{row.run_id}/", self.queue.clock.wall()))
+        ops.insert(self.chance.randrange(3), given_back)
         self.claimed += (await self.queue.commit(Guard(row.run_id, row.claim_id), ops))[-1]
 
     async def _submit(self) -> None:
@@ -109,7 +129,9 @@ class Together:
         parent = self.some() if self.known and self.chance.random() < 0.5 else None
         row = self.queue.new_row(
             None, "a", {}, {}, concurrency_key=key, idempotency_key=unique, parent_run_id=parent,
-            delay=self.chance.choice((0, 0, 0.001)),
+            delay=self.chance.choice((0, 0, 0.001)), concurrency_limit=self.chance.choice((1, 1, 3)),
+            rate_limit=self.chance.choice((None, None, RateLimit(200, per=1.0, key="x"))),
+            turn=self.chance.choice((None, None, "t", "u")),
         )  # fmt: skip
         self.known.append((await self.queue.insert(row)).run_id)
 

@@ -16,6 +16,7 @@ from agent_runtime_core import (
     LLMResponse,
     MockLLMClient,
     ModelLimits,
+    RateLimit,
     RunLimits,
     SpendPool,
     ToolCallingAgent,
@@ -29,8 +30,9 @@ from agent_runtime_core.encryption import AESGCMCodec
 from agent_runtime_core.errors import InvalidArgument, UnknownPrice
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
-from agent_runtime_core.queue.pools import end_of
+from agent_runtime_core.queue.pools import PoolLimit, end_of
 from agent_runtime_core.runner import PoolInfo, RunnerConfig
+from agent_runtime_core.runner.pools import drop_unused
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.steps import StepExecutor
 from agent_runtime_core.testing import VirtualClock
@@ -478,6 +480,53 @@ async def test_an_abandoned_run_gives_back_when_it_is_cancelled(place: Path | No
         assert await rig.runner.pools() == []
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
+
+
+async def test_many_pools_are_deleted_with_several_commits(place: Path | None) -> None:
+    """A store with a pool for each of many tenants: one transaction must not lock them all."""
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        queue: Any = rig.runner.queue
+        wanted = [PoolLimit(f"tenant-{n:03}", "", 1.0, (-1, 9, -1), (0, 1, 1)) for n in range(250)]
+        await queue.commits.commit(None, [Op("queue.reserve", ("r/1", wanted, clock.wall(), False))])
+        clock.advance(2.0)
+        counts: list[int] = []
+        commit = queue.commits.commit
+
+        def counted(guard: Any, ops: Any, *args: Any) -> Any:
+            counts.extend(len(op.args[0]) for op in ops if op.name == "queue.give_back")
+            return commit(guard, ops, *args)
+
+        queue.commits.commit = counted
+        await drop_unused(queue)
+        assert await queue.read("shared", "pool:") == {}
+        assert sum(counts) == 250
+        assert max(counts) <= 100
+
+
+async def test_a_killed_run_that_its_rate_limit_delays_gives_back_when_it_is_cancelled(place: Path | None) -> None:
+    clock, begun = VirtualClock(), asyncio.Event()
+
+    async def hang(_: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, clock, limits=limits(SpendPool("acme", usd=1))) as rig:
+        rig.register(ask(Client(hang)))
+        killed = rig.another()
+        await killed.submit("script", run_id="r", rate_limit=RateLimit(1, per=5000.0))
+        going = asyncio.ensure_future(killed.run_once())
+        await until(begun)
+        killed.heartbeat.stop()
+        clock.advance(1000.0)
+        assert not await rig.runner.run_once()
+        assert (await rig.runner.get_run("r")).reason == "rate_limit"
+        assert (await only(rig)).reserved["requests"] == 1
+        await rig.runner.cancel("r", wait=True)
+        left = await rig.runner.pools()
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+        assert left == []
 
 
 @pytest.mark.parametrize("engines", ["queue elsewhere", "queue and journal together", "encrypted"])

@@ -15,7 +15,6 @@ from .base import MAX_RETRIES, RunQueue
 from .records import (
     LIVE,
     QUEUED_BEHIND,
-    RATE_LIMITED,
     SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
@@ -24,6 +23,7 @@ from .records import (
     RunFilter,
     RunRow,
     RunSnapshot,
+    is_rate_limited,
 )
 from .transitions import RunTransitions, operation_set
 
@@ -81,7 +81,7 @@ class MemoryTransitions(RunTransitions):
                 heapq.heappush(turns.setdefault(row.turn, []), (-row.priority, row.arrival, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
-            if _is_rate_limited(row):
+            if is_rate_limited(row):
                 limited = tables["limited"].setdefault((row.rate, row.agent), [])
                 heapq.heappush(limited, (-row.priority, row.arrival, row.run_id))
         if row.status == "running":
@@ -253,7 +253,7 @@ class MemoryTransitions(RunTransitions):
         heap = self.tx.tables["limited"].get((rate, agent), [])
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and _is_rate_limited(row) and row.arrival == heap[0][1] and row.rate == rate:
+            if row is not None and is_rate_limited(row) and row.arrival == heap[0][1] and row.rate == rate:
                 return row
             self.tx.pop(heap)
         return None
@@ -262,10 +262,6 @@ class MemoryTransitions(RunTransitions):
 def _is_queued(row: RunRow | None) -> bool:
     """Return whether a row waits for the active run of its concurrency key."""
     return row is not None and row.blocked == QUEUED_BEHIND and row.due_at == 0
-
-
-def _is_rate_limited(row: RunRow) -> bool:
-    return row.reason == RATE_LIMITED and row.status == "pending" and row.due_at > 0
 
 
 def _is_due(row: RunRow | None, at: float) -> bool:

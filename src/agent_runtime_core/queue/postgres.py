@@ -16,6 +16,7 @@ from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
+from .pools import PREFIX
 from .postgres_batches import BATCHES
 from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
@@ -84,6 +85,10 @@ _LAPSED = (
 _LIMITED = (
     f"SELECT {ALL} FROM arc_runs WHERE rate = ? AND agent = ? AND reason = 'rate_limit' AND status = 'pending'"
     f" AND due_at > 0 ORDER BY priority DESC, n LIMIT 1 {_SKIP}"
+)
+_LOCK_SHARED = (
+    "SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT hashtextextended(chr(2) || name, 2) AS key"
+    " FROM unnest(?::text[]) AS names (name) ORDER BY 1) k"
 )
 _SHARED_STATE = "SELECT state FROM arc_shared WHERE name = ?"
 _SAVE_SHARED = "INSERT INTO arc_shared VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state"
@@ -302,7 +307,8 @@ class PostgresTransitions(ServerLeases):
         self.tx.execute("DELETE FROM arc_processes WHERE process_id = ?", (process_id,))
 
     def shared(self, name: str) -> str | None:
-        self.tx.execute(_LOCK_GROUP, ("", name))
+        if name not in self.tx.shared:
+            self.tx.execute(_LOCK_GROUP, ("", name))
         row = self.tx.execute(_SHARED_STATE, (name,)).fetchone()
         return row[0] if row else None
 
@@ -335,8 +341,21 @@ def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
     return row.claim_id if row is not None and row.status == "running" else None
 
 
+def _lock_pools(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
+    """Lock the pools of all requests, in one order and before anything else: other requests lock keys and rows."""
+    for request in requests:
+        for name, args in request.ops:
+            if name == "queue.reserve":
+                tx.shared.update(PREFIX + pool.name for pool in args[1])
+            elif name in ("queue.spend", "queue.give_back"):
+                tx.shared.update(PREFIX + pool for pool in args[0])
+    if tx.shared:
+        tx.execute(_LOCK_SHARED, ([*tx.shared],))
+
+
 def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
     """Lock the keys and rows of the runs that these requests name, unless one statement does that anyway."""
+    _lock_pools(tx, requests)
     named, renewed, groups, others = set[str](), set[str](), set[tuple[str, str]](), 0
     for request in requests:
         if request.guard is not None:

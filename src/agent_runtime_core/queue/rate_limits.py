@@ -130,6 +130,14 @@ def later(at: float, per: float) -> float:
     return max(math.ceil(at / step) * step, at)
 
 
+def _is_over(row: RunRow, now: float) -> bool:
+    """Return whether a worker ends a run that it claims now, because it is too late to start: see `before_start`."""
+    if row.deadline is not None and now >= row.deadline:
+        return True
+    is_new = row.started_at is None and row.min_step_count < 0  # else it may have records, and does not expire
+    return is_new and row.expires_at is not None and now > row.expires_at
+
+
 class Starts:
     """The runs that may start in one claim.
 
@@ -149,9 +157,10 @@ class Starts:
         self.delayed: int = 0
 
     def next(self, row: RunRow) -> tuple[RunRow | None, float]:
-        """Return the run that may start because `row` may be claimed, and the time at which it counts as started.
+        """Return the run that may be claimed because `row` may, and the time at which it counts as started.
 
-        It is `row`, or a delayed run of the same agent and limit that comes before `row`. None: `row` was delayed, or
+        It is `row`, or a delayed run of the same agent and limit that comes before `row`. A run that its claim only
+        ends, because it is too late, is not counted, and delayed runs start instead of it. None: `row` was delayed, or
         stays ready because another transaction has the state of its limit.
 
         Args:
@@ -160,25 +169,31 @@ class Starts:
         is_resumed = row.parked and row.status != "running"
         if row.rate is None or is_resumed or row.cancel_at is not None:
             return row, self._now
-        rate = Rate.read(row.rate)
+        rate, is_over = Rate.read(row.rate), _is_over(row, self._now)
         if rate.name not in self._lines:
             is_free, text = self._rows.shared_if_free(rate.name)
             self._lines[rate.name] = _Line(rate, text) if is_free else None
         line = self._lines[rate.name]
         if line is None:
+            if is_over:
+                return row, self._now
             if rate.name in self._waiting:  # stays ready: the claim for which the first run wakes a worker finds it
                 return None, self._now
             self._waiting.add(rate.name)
             return self._delay(row, self._now + RETRY)
         free = line.window.free_at(1, rate.starts, self._now)
         if free > self._now:
+            if is_over:
+                return row, self._now
             return self._delay(row, line.due(row, rate, free))
         first = self._rows.next_rate_limited(row.rate, row.agent)
         if first is None:
             line.tail, line.left = 0.0, []  # all delayed runs have started or ended
-        elif (-first.priority, first.arrival) < (-row.priority, row.arrival):
+        elif is_over or (-first.priority, first.arrival) < (-row.priority, row.arrival):
             line.started_before_due(first, self._now)
-            row = first
+            row, is_over = first, _is_over(first, self._now)
+        if is_over:
+            return row, self._now
         return row, line.window.add(1, self._now)
 
     def _delay(self, row: RunRow, due_at: float) -> tuple[None, float]:

@@ -25,6 +25,7 @@ from ..errors import (
     brief,
     brief_kind,
 )
+from ..limits import OF_TENANT
 from .contents import ANY_CONTENTS, ContentFilter, RunContents
 
 LIVE = ("pending", "running", "waiting")
@@ -652,6 +653,22 @@ def as_delayed(row: RunRow, due_at: float) -> RunRow:
         status="pending", due_at=due_at, reason=RATE_LIMITED, parked=0, lease_until=0.0, crashes=row.crashes + crash,
         crashes_in_row=row.crashes_in_row + crash,
     )  # fmt: skip
+
+
+def as_assigned(row: RunRow, tenant: str) -> RunRow:
+    """Return the row as a run of a tenant. A rate limit that delays it is checked again, for that tenant."""
+    rate, mark, _ = (row.rate or "").partition(OF_TENANT)
+    after = row.with_values(
+        tenant=tenant,
+        rate=rate + mark + tenant if mark else row.rate,
+        turn=tenant if row.turn == row.tenant else row.turn,
+    )
+    return after.with_values(due_at=0.0, reason="") if is_rate_limited(row) else after
+
+
+def is_rate_limited(row: RunRow) -> bool:
+    """Return whether a rate limit delays a run."""
+    return row.rate is not None and row.reason == RATE_LIMITED and row.status == "pending" and row.due_at > 0
 
 
 def as_reopened(row: RunRow, now: float) -> RunRow:

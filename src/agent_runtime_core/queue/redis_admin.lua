@@ -147,20 +147,24 @@ applied['queue.post'] = function(run, kind, name, payload, id)
   return {row and row[STATUS] or 'unknown', seq or 0}
 end
 
-ops['queue.end'] = function(run, statuses, status, at, reason)
-  local row = expect(run, statuses)
-  fence(run, nil)
-  ring('mail')
-  local due_at, was_limited = row[DUE_AT], row[RATE] ~= null and row[REASON] == RATE_LIMITED
-  row[STATUS], row[HELD], row[DUE_AT], row[REASON] = status, 0, '0', reason
-  row[ENDED_AT], row[UPDATED_AT] = at, at
-  save(row)
-  -- The next run of its rate limit starts when this run would have started.
-  local after = was_limited and due_at ~= '0' and first_limited(row[RATE], row[AGENT])
+-- Lets the next run of a rate limit start when a delayed run, which left the line, would have started.
+local function pass_on(rate, agent, due_at)
+  local after = first_limited(rate, agent)
   if after and tonumber(after[DUE_AT]) > tonumber(due_at) then
     after[DUE_AT] = due_at
     changed(after)
   end
+end
+
+ops['queue.end'] = function(run, statuses, status, at, reason)
+  local row = expect(run, statuses)
+  fence(run, nil)
+  ring('mail')
+  local due_at, was_limited = row[DUE_AT], is_limited(row, row[RATE], row[AGENT])
+  row[STATUS], row[HELD], row[DUE_AT], row[REASON] = status, 0, '0', reason
+  row[ENDED_AT], row[UPDATED_AT] = at, at
+  save(row)
+  if was_limited then pass_on(row[RATE], row[AGENT], due_at) end
   return told(row)
 end
 
@@ -233,12 +237,23 @@ ops['queue.assign'] = function(run, tenant)
   -- The commit stores it in all lists again, under its new keys.
   if known.unlisted and row[CONVERSATION] == null then row[CONVERSATION] = conversation_of(row[INPUT]) end
   unregister(row)
+  local rate, due_at, was_limited = row[RATE], row[DUE_AT], is_limited(row, row[RATE], row[AGENT])
+  if row[TURN] == row[TENANT] then row[TURN] = tenant end
+  if rate ~= null then  -- in the line of the tenant, if tenants are counted apart
+    local counted, mark = string.match(rate, '^(.-)(\ntenant ).*$')
+    if mark then row[RATE] = counted .. mark .. tenant end
+  end
+  if was_limited then row[DUE_AT], row[REASON] = '0', '' end
   row[TENANT], known.was, known.unlisted = tenant, nil, true
   register(row)
   changed(row)
   if in_group then
     if row[STATUS] == 'pending' then enter(row) end
     release(before)
+  end
+  if was_limited then
+    pass_on(rate, row[AGENT], due_at)
+    ring('work')
   end
   return 'assigned'
 end

@@ -171,7 +171,7 @@ end
 -- the time at which the run that is delayed last is due.
 
 local function is_limited(row, rate, agent)
-  return row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
+  return rate ~= null and row[RATE] == rate and row[AGENT] == agent and row[REASON] == RATE_LIMITED and row[STATUS] == 'pending'
     and row[DUE_AT] ~= '0'
 end
 
@@ -292,6 +292,13 @@ local function delay(row, due_at)
   changed(row)
 end
 
+-- Returns whether a worker ends a run that it claims now, because it is too late to start.
+local function is_over(row, at)
+  if row[DEADLINE] ~= null and at >= tonumber(row[DEADLINE]) then return true end
+  return row[STARTED_AT] == null and row[MARK] < 0
+    and row[EXPIRES_AT] ~= null and at > tonumber(row[EXPIRES_AT])
+end
+
 -- Returns the run that may start because `row` may be claimed, and when it starts. It is `row`, or a delayed run of the
 -- same agent and limit that comes before. Returns nothing if `row` was delayed.
 local function startable(row, want)
@@ -299,8 +306,9 @@ local function startable(row, want)
   local at, line, starts, name = tonumber(want.wall), line_of(row[RATE])
   want.lines = want.lines or {}
   want.lines[name] = line
-  local free = free_at(line, starts, at)
+  local free, ends = free_at(line, starts, at), is_over(row, at)
   if free > at then
+    if ends then return row end
     delay(row, due_of(line, row, starts, free, want))
     want.delayed = want.delayed + 1
     return nil
@@ -308,10 +316,11 @@ local function startable(row, want)
   local first = first_limited(row[RATE], row[AGENT])
   if not first then
     line.tail, line.left = 0, {}  -- all delayed runs have started or ended
-  elseif before(first, row) then
+  elseif ends or before(first, row) then
     started_before_due(line, first, at)
-    row = first
+    row, ends = first, is_over(first, at)
   end
+  if ends then return row end
   return row, text(count_start(line, at))
 end
 

@@ -277,7 +277,8 @@ class SQLiteTransitions(RunTransitions):
     def move(self, row: RunRow, after: RunRow) -> None:
         self.tx.rows.pop(row.run_id, None)
         self.tx.execute(
-            "UPDATE arc_runs SET tenant = ?, held = ? WHERE n = ?", (after.tenant, after.blocked, row.arrival)
+            "UPDATE arc_runs SET tenant = ?, held = ?, due_at = ?, reason = ?, rate = ?, turn = ? WHERE n = ?",
+            (after.tenant, after.blocked, after.due_at, after.reason, after.rate, after.turn, row.arrival),
         )
 
     def _remember(self, row: RunRow) -> None:

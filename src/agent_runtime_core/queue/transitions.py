@@ -16,7 +16,6 @@ from .records import (
     CONTENTS,
     LIVE,
     QUEUED_BEHIND,
-    RATE_LIMITED,
     SET_ASIDE,
     ClaimRequest,
     MailboxMessage,
@@ -25,11 +24,13 @@ from .records import (
     RunRow,
     RunUpdate,
     as_abandoned,
+    as_assigned,
     as_claimed,
     as_delayed,
     as_reopened,
     as_updated,
     contents_of,
+    is_rate_limited,
     questions_after,
 )
 
@@ -834,13 +835,13 @@ class RunTransitions(ABC):
         ended = self._save(
             row.with_values(status=status, blocked=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now)
         )
-        if row.rate is not None and row.reason == RATE_LIMITED:
-            self._pass_on(row, row.rate)
+        if is_rate_limited(row):
+            self._pass_on(row)
         return ended
 
-    def _pass_on(self, row: RunRow, rate: str) -> None:
-        """Let the next run of a rate limit start when a delayed run, which has ended, would have started."""
-        following = self.next_rate_limited(rate, row.agent)
+    def _pass_on(self, row: RunRow) -> None:
+        """Let the next run of a rate limit start when a delayed run, which left the line, would have started."""
+        following = self.next_rate_limited(row.rate or "", row.agent)
         if following is not None and following.due_at > row.due_at > 0:
             self.save(following.with_values(due_at=row.due_at))
 
@@ -940,7 +941,7 @@ class RunTransitions(ABC):
             return "running"
         if row.idem_key is not None and self.by_key(row.idem_key, tenant) is not None:
             return "taken"
-        after = row.with_values(tenant=tenant)
+        after = as_assigned(row, tenant)
         if row.concurrency_key is not None and row.status in LIVE:
             if row.status == "pending":
                 after = self._enter_group(after)
@@ -949,6 +950,9 @@ class RunTransitions(ABC):
         self.move(row, after)
         if row.concurrency_key is not None and row.status in LIVE:
             self._release(row.concurrency_key, row.tenant)
+        if is_rate_limited(row):
+            self._pass_on(row)
+            self.notify("work")
         return "assigned"
 
     def rewrite_mail(self, run_id: str, changes: Sequence[tuple[MailboxMessage, MailboxMessage]]) -> list[bool]:

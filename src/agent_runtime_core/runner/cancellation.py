@@ -10,9 +10,7 @@ from uuid import UUID
 from .._core.codec.json import encode
 from .._core.log import about_run, log
 from .._engines.base import LOWEST_TOKEN, Committer, Op, end_fence
-from .._engines.payloads import UNREADABLE
 from .._execution.claim_writer import BUSY_ATTEMPTS, missing_events
-from .._execution.journal_view import JournalView
 from .._execution.result_codec import encode_result
 from .._journal.record import ENDED, Record
 from ..errors import LeaseLost, StorageBusy
@@ -22,6 +20,7 @@ from ..registry import Registry
 from ..status import RunStatus
 from .backends import Backends
 from .completion_hooks import CompletionHook, call_on_end, completion_operations
+from .pools import given_back_ops
 from .processes import ended_processes, may_be_claimed
 
 _PAGE = 500  # running runs that are read at the same time
@@ -78,6 +77,8 @@ async def cancel_tree(
         # The message about who acts made a waiting run pending.
         expect = (each.status, "pending") if each is row and by is not None else (each.status,)
         queue_ops.append(Op("queue.end", (each.run_id, expect, "cancelled", now, CANCELLED_BY_CALLER)))
+        if each.crashes:  # its rate limit may delay it since its process was killed
+            queue_ops += await given_back_ops(queue, each.run_id, now)
         end = await _cancelled_end(registry, each, CANCELLED_BY_CALLER)
         if each is row and each.parent_id is not None:
             queue_ops.append(queue.ended_op(each, each.parent_id, encode_result(end.result)))
@@ -295,9 +296,7 @@ class AbandonedRuns:
         ops = [Op("queue.end", (row.run_id, (row.status,), "cancelled", now, ABANDONED))]
         if row.parent_id is not None:
             ops.append(queue.ended_op(row, row.parent_id, encode_result(end.result)))
-        with contextlib.suppress(*UNREADABLE):  # else the reservations of its calls end with their period
-            if pools := JournalView(row.run_id, await backends.state.records(row.run_id), queue.clock.wall).pools:
-                ops.append(Op("queue.give_back", (sorted({*pools}), f"{row.run_id}/", now)))
+        ops += await given_back_ops(queue, row.run_id, now)
         if backends.together:
             ops += _end_operations(backends, end, now)
         try:

@@ -13,6 +13,8 @@ from ..queue import rate_limits
 from ..queue.base import RunQueue
 from ..queue.pools import PREFIX, Amounts, Pool
 
+_PAGE = 100  # pools that one commit deletes
+
 
 @dataclass(frozen=True)
 class PoolInfo:
@@ -73,6 +75,19 @@ def _shown(amounts: Mapping[str, int]) -> dict[str, float]:
     return {unit: amount / NANO if unit == "usd" else amount for unit, amount in amounts.items()}
 
 
+async def given_back_ops(queue: RunQueue, run_id: str, now: float) -> list[Op]:
+    """Return what gives back the reservations of calls that a killed process has left open.
+
+    Args:
+        queue: The queue.
+        run_id: The run, which no process executes.
+        now: The time on the wall clock.
+    """
+    # The journal does not name the pools of a call whose process was killed before it stored the start.
+    names = [name for name, text in (await _stored(queue)).items() if f'"{run_id}/' in text]
+    return [Op("queue.give_back", (names, f"{run_id}/", now))] if names else []
+
+
 async def drop_unused(queue: RunQueue) -> None:
     """Delete the states of pools and rate limits that count nothing any more.
 
@@ -82,8 +97,9 @@ async def drop_unused(queue: RunQueue) -> None:
     if queue.keeps_limits and (rates := rate_limits.unused(await queue.read("shared", rate_limits.PREFIX), now)):
         await queue.commits.commit(None, [Op("queue.forget_shared", (rates,))])
     names = [name for name, text in (await _stored(queue)).items() if Pool(text, None, now).text() is None]
-    if names:
-        await queue.commits.commit(None, [Op("queue.give_back", (names, "/", now))])  # no call has such an id
+    for start in range(0, len(names), _PAGE):  # one transaction for all would time out, and lock too many names
+        some = names[start : start + _PAGE]
+        await queue.commits.commit(None, [Op("queue.give_back", (some, "/", now))])  # no call has such an id
 
 
 async def _stored(queue: RunQueue) -> dict[str, str]:

@@ -70,6 +70,7 @@ class PostgresTx(ThreadedTx):
         self.moved: str | None = began[1]
         self.rows: dict[str, Any] = {}
         self.logs: set[str] = set()  # runs whose event numbers this transaction locked
+        self.shared: set[str] = set()  # names of states that this transaction locked before its operations
         self.counters: dict[str, int] = {}
         self.execute: Callable[..., Any] = conn.execute
 

@@ -327,3 +327,48 @@ async def a_delayed_run_does_not_use_its_turn(make: Make) -> None:
         await add_turns(queue, "bb")
         rows = await queue.claim_rows("w", LEASE, limit=9, after_turn="")
         same("".join(row.turn or "-" for row in rows), "abb", "the turns of the claimed runs")
+
+
+@CASES
+async def a_delayed_run_that_is_given_to_a_tenant_is_checked_again(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        one = RateLimit(1, per=10.0)
+        await add(queue, "agent", "agent", rate_limit=one)
+        same(len(await queue.claim_rows("w", 1e9, limit=9)), 1, "the runs that start first")
+        given = (await add(queue, "agent", rate_limit=one, concurrency_key="k", priority=5))[0]
+        await add(queue, "other", concurrency_key="k", tenant="t")
+        same(len(await queue.claim_rows("w", 1e9, limit=9)), 1, "the runs that start while one is delayed")
+        same(await queue.assign(given, "t"), "assigned", "giving away a delayed run")
+        await add(queue, "agent", rate_limit=one)
+        clock.advance(10.5)
+        rows = await queue.claim_rows("w", 1e9, limit=9)
+        same([row.tenant for row in rows], [""], "the tenants of the runs that start: the key of the other is in use")
+        apart = RateLimit(1, per=100.0, per_tenant=True)
+        ids = await add(queue, "apart", "apart", rate_limit=apart, turn="")
+        await queue.claim_rows("w", 1e9, agent_keys=["apart"], limit=9)
+        same(await queue.assign(ids[1], "u"), "assigned", "giving away a run that its tenant's count delays")
+        rows = await queue.claim_rows("w", 1e9, agent_keys=["apart"], limit=9)
+        same([(row.run_id, row.turn) for row in rows], [(ids[1], "u")], "the run that starts as the new tenant's")
+
+
+@CASES
+async def runs_that_are_too_late_use_up_no_start(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        slow = RateLimit(1, per=100.0)
+        late = clock.wall() + 50.0
+        ids = await add(queue, "agent", "agent", rate_limit=slow)
+        ids += await add(queue, *["agent"] * 3, rate_limit=slow, expires_in=50.0)
+        ids += await add(queue, *["agent"] * 3, rate_limit=slow, deadline=late)
+        ids += await add(queue, "agent", "agent", rate_limit=slow)
+        same([row.run_id for row in await queue.claim_rows("w", 1e9, limit=9)], ids[:1], "the first run")
+        clock.advance(101.0)
+        same([row.run_id for row in await queue.claim_rows("w", 1e9, limit=9)], ids[1:2], "the second run")
+        clock.advance(101.0)
+        rows = await queue.claim_rows("w", 1e9, limit=9)
+        same({row.run_id for row in rows}, {*ids[2:9]}, "the runs that are too late, and the run that starts")
