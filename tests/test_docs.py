@@ -145,7 +145,7 @@ def test_the_pages_are_programs_in_a_file() -> None:
     """A block that the third way of docs/index.md changes may contain nothing that works only in a module."""
     text = (ROOT / "docs" / "index.md").read_text("utf-8")
     assert "inside `async def main():`" in text
-    assert "replace `asyncio.run(main())`" in text
+    assert "replace `asyncio.run(…)`" in text
     programs = {page: program for page in PAGES if (program := in_a_file(page.read_text("utf-8")))}
     assert len(programs) > 35
     for page, program in programs.items():
