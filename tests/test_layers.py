@@ -206,7 +206,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9509,
-    "runner": 8256,
+    "runner": 8258,
     "_execution": 6268,
     "persistence": 5901,
     "llm": 3961,

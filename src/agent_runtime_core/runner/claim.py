@@ -375,7 +375,8 @@ class HeldClaim(LeasedRun):
         """
         events = [] if self._hook is None else await self._completion_operations(self._hook, result)
         ops = await self._notify_relatives(ended.name, encode_result(result) if self.row.parent_id else "")
-        ops += self.writer.given_back()
+        if self.writer.reservations:
+            ops += self.writer.given_back()
         await self.writer.update_run(self.run_update(ended.name), ops=ops, events=events)
 
     def log_end(self, status: str, error: str) -> None:

@@ -326,7 +326,8 @@ class RunExecution:
                 await self.claim.update(crashes_in_row=crashes, min_step_count=journal.view.ends)
         facts = self._facts(self.control.stopped, journal.view.usage, row)  # as it was claimed
         # A claim does not count a run that is too late by the clock of the store, so the run must not start here.
-        facts = facts._replace(now=max(facts.now, row.claimed_at or 0.0))
+        if row.claimed_at and row.claimed_at > facts.now:
+            facts = facts._replace(now=row.claimed_at)
         end = outcomes.before_start(facts, crashes, journal.view.length)
         if isinstance(end, Cancelled):
             return await self._end_cancelled_before_start(journal)
