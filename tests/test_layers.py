@@ -212,7 +212,7 @@ BUDGET: dict[str, int] = {
     "llm": 3961,
     "_engines": 6134,
     "_core": 3334,
-    "turns": 2991,
+    "turns": 2993,
     "server": 3107,
     "cli": 3398,
     "integrations": 3048,

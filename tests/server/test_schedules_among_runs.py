@@ -28,7 +28,7 @@ NAMES = ("waiting", "pending", "running", "damaged")
 SHOW_RUNS: dict[str, list[list[str]]] = {
     "runs": [[], ["--status", "waiting"], ["--search", "schedule"], ["--sort", "age"], ["--agent", SCHEDULE],
              ["--prefix", "schedule:"]],
-    "workers": [[]], "doctor": [[]], "check": [["my_code:agents"]],
+    "workers": [[]], "doctor": [[]], "check": [["code_among_runs:agents"]],
     "dead": [["list"], ["list", "--status", "failed"]],
     "show": [["r1"], ["schedule:waiting"]], "events": [["r1"], ["schedule:waiting"]],
     "export": [["schedule:waiting"]], "cancel": [["schedule:waiting"]], "resume": [["schedule:waiting"]],
@@ -117,7 +117,7 @@ def test_the_command_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "_WAITING", -1.0)
     monkeypatch.setattr(doctor, "_LONG", -1.0)
-    (tmp_path / "my_code.py").write_text(CODE, "utf-8")
+    (tmp_path / "code_among_runs.py").write_text(CODE, "utf-8")
     hidden = asyncio.run(filled(runner))
     asyncio.run(runner.close())
     run = Commands(capsys, str(tmp_path / "agents.db"))

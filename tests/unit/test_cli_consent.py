@@ -24,7 +24,7 @@ from tests.unit.test_cli_parser import COMMANDS
 
 #: The other commands. If you add a command, decide what it does to the runs of a store.
 READS = {
-    "runs", "workers", "show", "events", "export", "inspect", "dead list", "schedule list", "schedule show",
+    "runs", "pools", "workers", "show", "events", "export", "inspect", "dead list", "schedule list", "schedule show",
     "schedule next", "doctor", "check", "verify", "backup", "help", "version", "completion", "conformance",
 }  # fmt: skip
 CHANGES_WHAT_IT_NAMES = {

@@ -188,7 +188,7 @@ async def test_a_body_is_not_read_as_the_next_request(server: LocalServer, befor
         ("runs/a_run/result?wait=61", "wait must be at most 60."),
         ("runs/a_run/result?wait=nan", "wait must be at most 60."),
         ("runs/a_run/events?" + "types=x&" * 21, "types: There must be at most 20 of them."),
-        ("usage?by=hour", "by must be 'agent', 'model' or 'day'."), ("queue?x=1", "x is not a known field."),
+        ("usage?by=hour", "by must be 'agent', 'tenant', 'model' or 'day'."), ("queue?x=1", "x is not a known field."),
     ],
     ids=str,
 )  # fmt: skip

@@ -24,6 +24,7 @@ from agent_runtime_core.persistence.document_stores import base as stores
 from agent_runtime_core.persistence.document_stores import knowledge
 from agent_runtime_core.persistence.documents import base, files
 from agent_runtime_core.planning import plan, rule_planner
+from agent_runtime_core.queue import RunRow
 from agent_runtime_core.runner import claim, heartbeat, settings, worker
 from agent_runtime_core.tools import invocation, names
 from agent_runtime_core.tracing import langfuse, tracer
@@ -66,6 +67,7 @@ CODE: Final[dict[str, float]] = {
     "Model calls of a `ToolCallingAgent` in one run": ToolCallingAgent.max_iterations,
     "Corrections of an answer of the wrong type": turn_loop.REPAIRS,
     "Model calls in a row with only malformed tool calls": tool_calls.MALFORMED,
+    "Active runs of a concurrency key": RunRow._field_defaults["concurrency_limit"],
     "Items of a `map`, or steps of a DAG, that run concurrently": (
         inspect.signature(StepExecutor).parameters["max_concurrency"].default
     ),
@@ -88,7 +90,7 @@ CODE: Final[dict[str, float]] = {
     "Time in which a suspected poison run is alone in its worker": claim.ISOLATION_TIMEOUT,
     "Wait of a resumed run for a free slot": worker.REGAIN_TIMEOUT,
     "Commit on SQLite": group_commit.COMMIT_TIMEOUT,
-    "Wait for another program that has locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,
+    "Wait for another program that locked the SQLite file": group_commit.COMMIT_TIMEOUT / 2,
     "Commit on Redis": redis.COMMIT_TIMEOUT,
     "Commit on PostgreSQL": threaded.COMMIT_TIMEOUT,
     "Read or write of a store in plain files": files.PATIENCE,
@@ -101,7 +103,7 @@ CODE: Final[dict[str, float]] = {
     "One model call with all its retries": Timeouts.total,
     "Longest `Retry-After` that a client obeys": Retries.retry_after_cap,
     "Stored data of a session, on SQLite, Redis and PostgreSQL": stores.SESSION_TTL,
-    "Delay, deadline or wait, always below": clock.TOO_LATE,
+    "Delay, deadline or wait, at most": clock.TOO_LATE,
     "Size of the WAL at which it is checkpointed": writer.WAL_SIZE,
     "Size of a SQLite file that `vacuum` compacts": sqlite.LARGE,
 }

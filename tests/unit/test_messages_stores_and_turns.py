@@ -265,8 +265,8 @@ TURNS = [
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", nope=1)),
-        "start_turn(): unknown option 'nope'. Known: concurrency_key, connection, deadline, delay, "
-        "expires_in and 7 more.",
+        "start_turn(): unknown option 'nope'. Known: concurrency_key, concurrency_limit, "
+        "connection, deadline, delay and 10 more.",
     ),
     Triggered(
         lambda: with_manager(lambda turns: turns.start_turn("hi", priorty=1)),

@@ -48,7 +48,7 @@ def test_a_sound_store(run: Commands, postgres_url: str) -> None:
     schema = postgres_url.partition("?schema=")[2]
     text = "\n".join(found(run, "ok"))
     for part in (
-        "PostgreSQL 1", "timeline 1", f"schema {schema} has version 1, written by release", "tables take ", "runs ",
+        "PostgreSQL 1", "timeline 1", f"schema {schema} has version 2, written by release", "tables take ", "runs ",
         "dead rows, last vacuum", "of 300 connections are open", "notifications are heard",
     ):  # fmt: skip
         assert part in text

@@ -129,6 +129,8 @@ class PersonalityInstance:
         content["sampling"] = {
             name: value for name, value in content["sampling"].items() if value is not None or name in _FIRST_OPTIONS
         }
+        if not content["limits"]["pools"]:
+            del content["limits"]["pools"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def prompt(self, name: str = "system", values: Mapping[str, str | int | float] | None = None) -> str:
