@@ -120,7 +120,7 @@ class Places:
                 run_id, rng.choice("aab"), digest="d", priority=rng.choice([0, 0, 5, -1]), created_at=now,
                 updated_at=now, rate=rng.choice(RATES), concurrency_key=key,
                 concurrency_limit=rng.choice([1, 2, 3]), turn=rng.choice([None, "", "t", "t", "u"]),
-                expires_at=rng.choice([None, None, now + 4.0]), deadline=rng.choice([None, None, None, now + 6.0]),
+                expires_at=rng.choice([None] * 5 + [now + 4.0]), deadline=rng.choice([None] * 5 + [now + 6.0]),
             )  # fmt: skip
         return RunRow(
             run_id, rng.choice("ab"), digest=rng.choice("dde"), priority=rng.choice([0, 0, 5, -1]), created_at=now,
@@ -274,4 +274,4 @@ def test_the_same_commits_give_the_same_rows_on_each_engine(
 
     compare()
     assert made > 5 * examples
-    assert not limited or min(seen["rate_limit"], seen["2 active"]) > examples / 100, seen
+    assert not limited or min(seen["rate_limit"], seen["2 active"]) > examples / 20, seen
