@@ -236,6 +236,12 @@ def served(serve: Callable[..., Served], store: Path) -> Served:
     return serve(AGENTS, "--db", store)
 
 
+@pytest.fixture
+def idle(serve: Callable[..., Served], store: Path) -> Served:
+    """The store of this test without a worker: runs only change when a test changes them."""
+    return serve(AGENTS, "--db", store, "--no-worker")
+
+
 class Inspected(Command):
     """`agent-runtime inspect` of a file; `url` is what it prints."""
 

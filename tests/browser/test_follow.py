@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.conftest import AGENTS, OpenPage, axe_findings, read_json, visit
+from tests.browser.conftest import OpenPage, axe_findings, read_json, visit
 from tests.server.conftest import Served
 from tests.support.hostile_texts import STORABLE
 
@@ -25,12 +25,6 @@ def _expect(playwright: object) -> None:
     from playwright.sync_api import expect
 
     assert playwright is not None
-
-
-@pytest.fixture
-def idle(serve: Callable[..., Served], store: object) -> Served:
-    """The store of this test without a worker: every run stays as it is."""
-    return serve(AGENTS, "--db", store, "--no-worker")
 
 
 def tabs(page: Page) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -24,12 +24,6 @@ def _expect(playwright: object) -> None:
     from playwright.sync_api import expect
 
     assert playwright is not None
-
-
-@pytest.fixture
-def idle(serve: Callable[..., Served], store: object) -> Served:
-    """The store of this test without a worker: runs only change when a test changes them."""
-    return serve(AGENTS, "--db", store, "--no-worker")
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.browser.conftest import AGENTS, Guard, OpenPage, Scheme, axe_findings, read_json, sideways, visit
+from tests.browser.conftest import Guard, OpenPage, Scheme, axe_findings, read_json, sideways, visit
 from tests.server.conftest import Served
 
 PARTS = ("timeline", "trace", "events", "messages", "plan", "journal")
@@ -28,12 +26,6 @@ LISTS = (
     "no-such-page",
 )
 PATHS = [*[(name,) for name in LISTS], ("runs", "no-such-run"), ("compare", "report-november", "report-november-fork")]
-
-
-@pytest.fixture
-def idle(serve: Callable[..., Served], store: object) -> Served:
-    """The store of this test without a worker, so that every run stays as it is."""
-    return serve(AGENTS, "--db", store, "--no-worker")
 
 
 def checked(page: object, path: tuple[str, ...], width: int, *schemes: Scheme) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.conftest import AGENTS, Guard, OpenPage, axe_findings, read_json, visit
+from tests.browser.conftest import Guard, OpenPage, axe_findings, read_json, visit
 from tests.server.conftest import Served
 
 if TYPE_CHECKING:
@@ -23,12 +22,6 @@ def _expect(playwright: object) -> None:
     from playwright.sync_api import expect
 
     assert playwright is not None
-
-
-@pytest.fixture
-def idle(serve: Callable[..., Served], store: object) -> Served:
-    """The store of this test without a worker: runs only change when a test changes them."""
-    return serve(AGENTS, "--db", store, "--no-worker")
 
 
 def post(served: Served, path: str, body: Any) -> Any:
