@@ -32,6 +32,7 @@ PAINTED = 500.0  # milliseconds until rows are on the screen
 FRAME = 50.0  # milliseconds between two frames while scrolling
 HEAP = 64.0  # MB
 FIRST_ANSWER = 400.0  # milliseconds of `inspect`
+DASHBOARD = 1000.0  # milliseconds
 COST = 3.0  # percent of a core that a server needs for an open page
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 WHEEL = 60
@@ -122,11 +123,12 @@ def look(started: Any, url: str, fragment: str, rounds: int) -> tuple[float, flo
 def rows(size: Size) -> Iterator[Line]:
     """Lists of runs, a run with many events, the start of `inspect`, and what an open page costs a worker."""
     rounds = size.rounds(3)
-    for count in (size.of(10_000, 100), size.of(100_000, 200)):
+    for count in (size.of(10_000, 100), size.of(1_000_000, 200)):
         with size.file() as db, browser() as started:
             in_process("runs", db, count)
             with command("inspect", db, "--port", 0) as url:
                 yield from lines(f"Runs with {count:,} runs", look(started, url, "runs", rounds))
+                yield dashboard(started, url, count, rounds)
     with size.file() as db, browser() as started:
         count = size.of(20_000, 200)
         in_process("events", db, count)
@@ -139,6 +141,19 @@ def rows(size: Size) -> Iterator[Line]:
     yield from open_page(size)
 
 
+def dashboard(started: Any, url: str, count: int, rounds: int) -> Line:
+    """From the start of the navigation until the charts of the last hour are on the screen."""
+    times = []
+    for _ in range(rounds):
+        page = started.new_page(viewport={"width": 1280, "height": 900})
+        since = time.perf_counter()
+        page.goto(f"{url}/#/dashboard")
+        page.wait_for_selector("svg.chart")
+        times.append(1000 * (time.perf_counter() - since))
+        page.close()
+    return Line(f"dashboard with {count:,} runs", statistics.median(times), "ms", most=DASHBOARD)
+
+
 def lines(what: str, found: tuple[float, float, float]) -> Iterator[Line]:
     painted, longest, heap = found
     yield Line(f"{what}: rows painted", painted, "ms", most=PAINTED)
@@ -149,7 +164,7 @@ def lines(what: str, found: tuple[float, float, float]) -> Iterator[Line]:
 def first_answer(size: Size) -> Line:
     """From the start of the process to its first list of runs."""
     with size.file() as db:
-        in_process("runs", db, size.of(24_000, 100))
+        in_process("runs", db, size.of(1_000_000, 100))
 
         def start() -> float:
             since = time.perf_counter()

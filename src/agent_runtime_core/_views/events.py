@@ -21,6 +21,7 @@ from .problems import Problem
 
 FURTHEST: Final = 2**53  # JavaScript represents integers exactly up to here
 PAGE_BYTES: Final = (1 << 20) - 100  # of a page, unless its first event is larger
+FIRST_BYTES: Final = 1 << 16  # of the page at the beginning of a log, which a reader sees sooner than a large page
 MOST_TYPES: Final = 20  # patterns of event types
 MOST_READ: Final = 8192  # events that one page reads, if the patterns of types remove most of them
 
@@ -68,6 +69,7 @@ async def events_page(
     stored.set_result(None)
     items: list[bytes] = []
     size, read, position = 0, 0, start
+    most = PAGE_BYTES if start else FIRST_BYTES
     async with contextlib.aclosing(bus.pages(run_id, start, until=stored)) as pages:
         async for page in pages:
             if read >= MOST_READ:
@@ -75,7 +77,7 @@ async def events_page(
             for event in page if stacks else without_stacks(page):
                 if chosen is None or chosen(event):
                     encoded = event_json(event)
-                    if items and size + len(encoded) > PAGE_BYTES:
+                    if items and size + len(encoded) > most:
                         return _page_of(items, position - 1)
                     items.append(encoded)
                     size += len(encoded) + 1

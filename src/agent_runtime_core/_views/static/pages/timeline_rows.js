@@ -106,7 +106,7 @@ export function flatten(rows, { toggled, hideDone = false, newest = false, selec
 }
 
 // -- The rows of a timeline: read in pages, and read again while the run is live.
-const FIRST_PAGE = 1000;
+const FIRST_PAGE = 200;
 const PAGE = 25000; // the most: the server reads the whole journal for each page
 const CHANGES_PAGE = 200;
 const AUTOMATIC_PAGES = 2; // more are read when the reader scrolls to the end
