@@ -27,6 +27,7 @@ _BUCKET: Final = 300  # seconds
 _PAGE: Final = 500
 _PAGES: Final = 20  # that one look reads at most
 _SECONDS: Final = 0.25  # after which a look reads no further page
+_FIRST_SECONDS: Final = 0.05  # the same for the first look, for which the page waits
 _JOURNALS: Final = 40  # that one look reads at most
 _MOST_LIVE: Final = 2_000  # runs whose end is looked for
 _MOST_NAMES: Final = 100  # of agents, tenants, models and errors in five minutes; further ones count as "other"
@@ -93,18 +94,18 @@ class Dashboard:
 
     async def _look(self, runner: RunClient, now: float) -> None:
         clock = runner.queue.clock
-        began = clock.monotonic()
+        began, seconds = clock.monotonic(), _SECONDS if self._read else _FIRST_SECONDS
         for bucket in [each for each in self._buckets if each * _BUCKET < now - _WEEK - _BUCKET]:
             del self._buckets[bucket]
         await self._ended(runner)
         for _ in range(_PAGES):
-            if not await self._page(runner, now) or clock.monotonic() - began > _SECONDS:
+            if not await self._page(runner, now) or clock.monotonic() - began > seconds:
                 break
         for _ in range(min(_JOURNALS, len(self._unread))):
             row = self._unread.pop(0)
             self._journals += 1
             self._add_records(row, await runner.state_store.records(row.run_id))
-            if clock.monotonic() - began > 2 * _SECONDS:
+            if clock.monotonic() - began > 2 * seconds:
                 break
 
     async def _page(self, runner: RunClient, now: float) -> bool:
