@@ -553,6 +553,10 @@ async def test_the_oldest_pending_run_is_one_that_is_due(place: str) -> None:
     async with opened(place) as runner:
         await runner.submit("later", {}, delay=3600)
         assert (await queue_view(runner))["oldest_pending_at"] is None
+        await runner.submit("sender", {}, run_id="first", concurrency_key="k")
+        await runner.queue.claim_rows("w", 600)
+        await runner.submit("sender", {}, run_id="blocked", concurrency_key="k")
+        assert (await queue_view(runner))["oldest_pending_at"] is None
         await runner.submit("sender", {}, run_id="due")
         await runner.submit("sender", {})
         found, row = await queue_view(runner), await runner.queue.require("due")

@@ -141,7 +141,7 @@ class MemoryTransitions(RunTransitions):
             at, run_id = self.tx.pop(due)
             row = self.get(run_id)
             if row is not None and _is_due(row, at):
-                self.save(row.with_values(status="pending", due_at=0.0))
+                self.save(row.with_values(status="pending", due_at=0.0, updated_at=row.due_at))
                 if row.concurrency_key is not None and row.blocked == QUEUED_BEHIND:
                     groups[row.concurrency_key, row.tenant] = None
         return tuple(groups)

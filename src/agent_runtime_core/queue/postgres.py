@@ -58,7 +58,7 @@ _DUE = (
     "SELECT n, CASE WHEN held = 1 THEN lane END, tenant FROM arc_runs WHERE due_at > 0 AND due_at <= ?"
     " ORDER BY priority DESC, n LIMIT ? FOR NO KEY UPDATE SKIP LOCKED"
 )
-_MAKE_READY = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n = ANY(?)"
+_MAKE_READY = "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE n = ANY(?)"
 _CLAIMED_BEFORE = (
     f"SELECT {ALL} FROM arc_runs WHERE status = 'running' AND right(claim_id, {ULID_RANDOM_LENGTH}) = ANY(?)"
     " ORDER BY run_id FOR NO KEY UPDATE"

@@ -73,7 +73,7 @@ local function promote(wall)
       local row = size < MUCH and named(key, run, run)
       -- This commit may have made it ready before, or delayed it again.
       if row and row[DUE_AT] ~= '0' and tonumber(row[DUE_AT]) <= tonumber(wall) then
-        row[STATUS], row[DUE_AT] = 'pending', '0'
+        row[STATUS], row[UPDATED_AT], row[DUE_AT] = 'pending', row[DUE_AT], '0'
         if row[HELD] == BEHIND then groups[#groups + 1] = group_of(row) end
         changed(row)
         left, size = left - 1, size + #row[INPUT]

@@ -144,11 +144,11 @@ _OWN_ROW = f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <
 _BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _MAKE_READY = (
-    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+    "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE due_at > 0 AND due_at <= ?"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
 _MAKE_FIRST_READY = (
-    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n IN"
+    "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE n IN"
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )

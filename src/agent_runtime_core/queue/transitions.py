@@ -150,7 +150,9 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
-        """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
+        """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending.
+
+        Their `updated_at` becomes their `due_at`, which becomes 0.
 
         If there are very many, it may change only the rows of the greatest priorities; later claims change the others.
 
@@ -750,7 +752,9 @@ class RunTransitions(ABC):
             how: The update.
         """
         row = self.get(run_id)
-        if row is None or (row.status, row.updated_at) != (how.status, how.now) or not _released_by(row, how):
+        if row is None or row.status != how.status or not _released_by(row, how):
+            raise NotApplied
+        if row.updated_at != how.now and not how.due_at:  # a delayed run may have become due since
             raise NotApplied
         return row
 

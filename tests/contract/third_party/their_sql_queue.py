@@ -56,7 +56,7 @@ class TheirSQLRows(RunTransitions):
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = found(self.tx, "WHERE status IN ('pending', 'waiting') AND due_at > 0 AND due_at <= ?", wall)
         for row in due:
-            self.save(row._replace(status="pending", due_at=0.0))
+            self.save(row._replace(status="pending", due_at=0.0, updated_at=row.due_at))
         return list({(row.concurrency_key, row.tenant) for row in due if row.concurrency_key and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, where: str, order: str, *values: Any) -> list[RunRow]:
