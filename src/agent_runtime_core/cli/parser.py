@@ -474,6 +474,9 @@ def _add_schedule(commands: Any, store: argparse.ArgumentParser) -> None:
     add("--input", type=json_object, default={}, metavar="JSON", help="input of the runs (default: {})")
     add("--metadata", type=json_object, default={}, metavar="JSON", help="metadata of the runs (default: {})")
     add("--priority", type=priority, default=0, metavar="N", help="priority of the runs (default: 0)")
+    add("--concurrency-key", metavar="KEY", help="concurrency key of the runs")
+    add("--concurrency-limit", type=positive_int, default=1, metavar="N", help="active runs of the key (default: 1)")
+    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the runs; repeatable")
     for name, values, what in (
         ("--catch-up", CATCH_UP, "which ticks are fired that passed while no worker ran"),
         ("--overlap", OVERLAP, "what happens to a tick while the run of the tick before is live"),
