@@ -26,6 +26,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
 from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
 from agent_runtime_core.steps import Step, StepExecutor
+from tests.support.runs import Script
 
 
 class Counted:

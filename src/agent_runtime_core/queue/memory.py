@@ -153,7 +153,7 @@ class MemoryTransitions(RunTransitions):
             for row in running
             if row.lease_until < want.lease_now
             and row.origin == ""
-            and (want.agents is None or row.agent in want.agents)
+            and want.admits(row.agent)
         )
         return heapq.nsmallest(limit, found, key=lambda row: row.lease_until)
 
@@ -162,7 +162,7 @@ class MemoryTransitions(RunTransitions):
         found: dict[str, RunRow] = {}  # a run that was saved twice is listed twice
         while len(found) < limit:
             tops = [
-                heap for agent in (want.agents or tuple(heaps)) if (heap := self._without_outdated(heaps.get(agent)))
+                heap for agent in (want.agents or [*filter(want.admits, heaps)]) if (heap := self._without_outdated(heaps.get(agent)))
             ]
             if not tops:
                 break
@@ -172,7 +172,7 @@ class MemoryTransitions(RunTransitions):
 
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         tables, found = self.tx.tables, list[tuple[str, int, str]]()
-        for agent in want.agents or tuple(tables["ready"]):
+        for agent in want.agents or [*filter(want.admits, tables["ready"])]:
             turns, in_order = tables["turns"].get((agent, priority), ({}, []))
             if len(in_order) != len(turns):  # turns are new, or were restored by a rollback
                 in_order[:] = sorted(turns)

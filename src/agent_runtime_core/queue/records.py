@@ -461,7 +461,7 @@ class ClaimRequest(NamedTuple):
         lease_until: When the leases of the claims end, on the lease clock.
         lease_now: The time on the lease clock before which a lease must end for its claim to be taken over.
         wall: The time on the wall clock.
-        agents: The keys of the agents that the worker runs; None: all.
+        agents: The keys of the agents that the worker runs; None: all, see `admits`.
         ready_only: Claim ready runs only: ignore expired leases and timers.
         wait_name: If there is no run, wait in the store under this name, where the store can do that.
         wait_seconds: For so long; an earlier request under the same name ends.
@@ -480,6 +480,14 @@ class ClaimRequest(NamedTuple):
     wait_name: str | None = None
     wait_seconds: float = 0.0
     after_turn: str | None = None
+
+    def admits(self, agent: str) -> bool:
+        """Return whether the request claims rows of an agent. The rows of schedules are no runs: who claims names them.
+
+        Args:
+            agent: The key of the agent.
+        """
+        return agent != SCHEDULE if self.agents is None else agent in self.agents
 
 
 class ProcessRow(NamedTuple):

@@ -16,12 +16,17 @@ local function above(ticket, last)
   return string.char(unpack(digits)) .. string.sub(ticket, 11)
 end
 
--- Returns the agents of all runs, with those of this commit.
+-- Returns the agents of all runs, with those of this commit: the rows of schedules are no runs.
 local function all_agents()
-  local found, new = call('SMEMBERS', P .. 'agents'), {}
-  for agent in pairs(tx.agents or {}) do new[agent] = true end
-  for _, agent in ipairs(found) do new[agent] = nil end
-  for agent in pairs(new) do found[#found + 1] = agent end
+  local found, is_agent = {}, {[SCHEDULE] = false}
+  local function add(agent)
+    if is_agent[agent] == nil then
+      is_agent[agent] = true
+      found[#found + 1] = agent
+    end
+  end
+  for _, agent in ipairs(call('SMEMBERS', P .. 'agents')) do add(agent) end
+  for agent in pairs(tx.agents or {}) do add(agent) end
   return found
 end
 

@@ -165,7 +165,7 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Return running rows of `want.agents` with `origin` "" and an expired lease or a dead holder.
+        """Return running rows of agents that `want.admits` with `origin` "" and an expired lease or a dead holder.
 
         A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows, the
         smallest `lease_until` first.
@@ -177,7 +177,7 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `blocked` 0.
+        """Return pending rows of agents that `want.admits` with `origin` "", `due_at` 0 and `blocked` 0.
 
         At most `limit` rows, the greatest priority first, then the smallest `arrival`.
 

@@ -70,7 +70,7 @@ class TheirRows(RunTransitions):
 
     def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.status == status]
-        return [row for row in rows if want.agents is None or row.agent in want.agents]
+        return [row for row in rows if want.admits(row.agent)]
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = sorted(self._wanted(want, "running"), key=lambda row: row.lease_until)

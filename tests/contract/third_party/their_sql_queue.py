@@ -16,6 +16,7 @@ from agent_runtime_core.queue import (
     RunTransitions,
     operation_set,
 )
+from agent_runtime_core.queue.records import SCHEDULE
 from tests.contract.third_party.their_engine import TheirBackend, rows
 
 PLACES = ", ".join("?" * len(RunRow._fields))
@@ -60,7 +61,9 @@ class TheirSQLRows(RunTransitions):
         return list({(row.concurrency_key, row.tenant) for row in due if row.concurrency_key and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, where: str, order: str, *values: Any) -> list[RunRow]:
-        if want.agents is not None:
+        if want.agents is None:
+            where = f"{where} AND agent <> '{SCHEDULE}'"
+        else:
             where, values = f"{where} AND agent IN ({', '.join('?' * len(want.agents))})", (*values, *want.agents)
         return found(self.tx, f"WHERE origin = '' AND {where} ORDER BY {order}", *values)
 
