@@ -44,7 +44,8 @@ async def reserved(store: Path) -> None:
 
 def cells(page: Page, name: str) -> list[str]:
     row = page.get_by_role("region", name="Pools").get_by_role("row", name=name)
-    return [" ".join(each.split()) for each in row.get_by_role("cell").all_inner_texts()]
+    head, rest = row.get_by_role("rowheader"), row.get_by_role("cell")
+    return [" ".join(each.split()) for each in (head.inner_text(), *rest.all_inner_texts())]
 
 
 def test_pools_show_what_is_left(serve: Callable[..., Served], store: Path, open_page: OpenPage) -> None:
