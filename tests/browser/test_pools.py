@@ -59,11 +59,12 @@ def test_pools_show_what_is_left(serve: Callable[..., Served], store: Path, open
     page.keyboard.press("p")
     expect(page.get_by_role("region", name="Pools").get_by_role("row")).to_have_count(3)
     assert cells(page, NAME)[1:6] == [
-        "day", "$20.00 – –", "$4.00 1,000 tokens 1 call", "$0 0 tokens 0 calls", "$16.00 – –",
+        "day", "$20.00 no limit no limit", "$4.00 1,000 tokens 1 call", "$0 0 tokens 0 calls",
+        "$16.00 no limit no limit",
     ]  # fmt: skip
     assert cells(page, "openai:gpt")[0] == "openai:gpt · acme used up"
     assert cells(page, "openai:gpt")[1] == "any 1 min"
-    assert cells(page, "openai:gpt")[5:] == ["– 0 tokens 49 calls", "bit by bit"]
+    assert cells(page, "openai:gpt")[5:] == ["no limit 0 tokens 49 calls", "bit by bit"]
     page.keyboard.press("j")
     expect(page.get_by_text(NAME)).to_be_focused()
     page.keyboard.press("j")

@@ -149,11 +149,7 @@ class MemoryTransitions(RunTransitions):
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
         found = (
-            row
-            for row in running
-            if row.lease_until < want.lease_now
-            and row.origin == ""
-            and want.admits(row.agent)
+            row for row in running if row.lease_until < want.lease_now and row.origin == "" and want.admits(row.agent)
         )
         return heapq.nsmallest(limit, found, key=lambda row: row.lease_until)
 
@@ -162,7 +158,9 @@ class MemoryTransitions(RunTransitions):
         found: dict[str, RunRow] = {}  # a run that was saved twice is listed twice
         while len(found) < limit:
             tops = [
-                heap for agent in (want.agents or [*filter(want.admits, heaps)]) if (heap := self._without_outdated(heaps.get(agent)))
+                heap
+                for agent in (want.agents or [*filter(want.admits, heaps)])
+                if (heap := self._without_outdated(heaps.get(agent)))
             ]
             if not tops:
                 break

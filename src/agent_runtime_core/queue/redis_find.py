@@ -165,8 +165,5 @@ async def counts(engine: RedisEngine, tenant: str | None = None) -> RunCounts:
         if at is not None:
             oldest[agent] = float(at)
     return RunCounts(
-        {(status, agent): number for status, agent, number in as_list(runs)},
-        oldest,
-        due,
-        dict(as_list(waiting)),
+        {(status, agent): number for status, agent, number in as_list(runs)}, oldest, due, dict(as_list(waiting))
     )

@@ -182,9 +182,7 @@ async def _open(
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:
-        row = runner.queue.new_row(
-            run_id, AGENT, given, metadata, origin="inline", tenant=tenant, **options
-        )
+        row = runner.queue.new_row(run_id, AGENT, given, metadata, origin="inline", tenant=tenant, **options)
         outcome, there = await runner.claim_run(row)
         assert there is not None
         if outcome in ("held", "behind"):

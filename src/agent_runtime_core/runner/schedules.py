@@ -171,8 +171,8 @@ class Schedule:
         times = {"start": shown(spec["start"]), "end": shown(spec["end"])}
         next_tick = None if spec["paused"] else ticks.after(state.decided)
         return cls(
-            **{**spec, **times, "tags": (*spec["tags"],)}, tenant=row.tenant or None, next_tick=shown(next_tick), last_tick=shown(state.fired),
-            last_run_id=run_id, skipped=state.skipped,
+            **{**spec, **times, "tags": (*spec["tags"],)}, tenant=row.tenant or None, next_tick=shown(next_tick),
+            last_tick=shown(state.fired), last_run_id=run_id, skipped=state.skipped,
         )  # fmt: skip
 
 

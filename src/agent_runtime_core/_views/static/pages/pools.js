@@ -17,7 +17,7 @@ export function PoolsPage() {
 function line(pool) {
   // A pool counts all units, and limits some of them.
   const units = Object.keys(UNITS).filter((unit) => [pool.limits[unit], pool.spent[unit], pool.reserved[unit]].some(Boolean));
-  const amounts = (name) => units.map((unit) => html`<div key=${unit}>${pool[name][unit] === undefined ? "–" : UNITS[unit](pool[name][unit])}</div>`);
+  const amounts = (name) => units.map((unit) => html`<div key=${unit}>${pool[name][unit] === undefined ? "no limit" : UNITS[unit](pool[name][unit])}</div>`);
   const isEmpty = Object.values(pool.left).some((amount) => amount <= 0);
   return [
     html`<span tabindex="0" data-row class="break">${pool.tenant ? `${pool.name} · ${pool.tenant}` : pool.name}</span>${isEmpty && html` <span class="badge is-failed">used up</span>`}`,
