@@ -18,10 +18,10 @@ end
 
 -- Returns the agents of all runs, with those of this commit: the rows of schedules are no runs.
 local function all_agents()
-  local found, is_agent = {}, {[SCHEDULE] = false}
+  local found, known = {}, {}
   local function add(agent)
-    if is_agent[agent] == nil then
-      is_agent[agent] = true
+    if agent ~= SCHEDULE and not known[agent] then
+      known[agent] = true
       found[#found + 1] = agent
     end
   end
