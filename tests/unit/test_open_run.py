@@ -372,15 +372,15 @@ async def test_the_end_of_the_block_ends_the_waits_that_it_leaves(fails: bool, t
 
 
 async def test_a_block_has_the_slots_of_its_key_and_tags(tmp_path: Path) -> None:
-    path, options = tmp_path / "runs.db", {"concurrency_key": "k", "concurrency_limit": 2}
+    path, options = tmp_path / "runs.db", dict[str, Any](concurrency_key="k", concurrency_limit=2)
     async with open_run(path, "first", **options), open_run(path, "second", tags=["slow"], **options):
         with pytest.raises(RunBusy):
             async with open_run(path, "third", **options):
                 pass
     async with AgentRunner.open(path) as runner:
         assert (await runner.get_run("second")).tags == ("slow",)
-        executed = await runner.execute(Script(_returns), "fourth", tags=["fast"])
-        assert (await runner.get_run(executed.run_id)).tags == ("fast",)
+        await runner.execute(Script(_returns), "fourth", tags=["fast"])
+        assert (await runner.get_run("fourth")).tags == ("fast",)
 
 
 async def _returns(ctx: Any) -> Any:

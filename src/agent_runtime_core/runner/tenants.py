@@ -16,8 +16,8 @@ from .._core.validation import must
 from .._engines.base import Op
 from .._execution.context import conversation_id
 from ..errors import AgentRuntimeError
-from ..queue import InMemoryQueue
 from ..queue.base import RunQueue
+from ..queue.memory import InMemoryQueue
 from ..queue.records import LIVE, SCHEDULE, RunFilter, RunRow
 from .runner import AgentRunner
 

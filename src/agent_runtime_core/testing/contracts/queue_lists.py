@@ -325,8 +325,8 @@ async def the_oldest_pending_run_waits_for_a_worker_since_it_was_stored(make: Ma
         same([rows[name].due_at for name in ("late", "retried")], [0.0, 0.0], "the times of runs that were due")
         same(rows["late"].updated_at, rows["late"].created_at + 330, "when a run that became due was updated")
         same((await queue.counts()).oldest_pending, {"a": first.created_at}, "the oldest run after others became due")
-        counts = [await queue.counts(), RunCounts.of(await queue.find(RunFilter(limit=1000)))]
-        same(*counts, "the counts, and those of all rows")
+        every = await queue.find(RunFilter(limit=1000))
+        same(await queue.counts(), RunCounts.of(every), "the counts, and the counts of all rows")
         while (row := (await queue.claim_rows("w"))[0]).run_key != "first":
             await settle(queue, row, "succeeded")
         same((await queue.counts()).oldest_pending, {}, "the oldest run after the first was claimed")
