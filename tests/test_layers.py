@@ -213,7 +213,7 @@ BUDGET: dict[str, int] = {
     "_engines": 6135,
     "_core": 3334,
     "turns": 2993,
-    "server": 3118,
+    "server": 3119,
     "cli": 3398,
     "integrations": 3048,
     "queue": 4087,

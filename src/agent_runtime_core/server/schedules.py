@@ -26,7 +26,8 @@ router: APIRouter = APIRouter(tags=["schedules"], default_response_class=Reply)
 
 Actor = Annotated[Caller, require("act")]
 Submitter = Annotated[Caller, require("run")]
-_FIELDS = {"schedule": "id", "every": "every", **{each: each for each in documents.CronSchedule.model_fields}}
+_NAMED = {each: each for each in documents.CronSchedule.model_fields}
+_FIELDS = {"schedule": "id", "every": "every", "tag": "tags", **_NAMED}
 _ANSWERS = answers(404, writes=True, ok_200=documents.Schedule)
 _OF_PUT = answers(404, 409, writes=True, ok_200=documents.Schedule)
 

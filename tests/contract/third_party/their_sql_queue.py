@@ -16,7 +16,6 @@ from agent_runtime_core.queue import (
     RunTransitions,
     operation_set,
 )
-from agent_runtime_core.queue.records import SCHEDULE
 from tests.contract.third_party.their_engine import TheirBackend, rows
 
 PLACES = ", ".join("?" * len(RunRow._fields))
@@ -61,10 +60,9 @@ class TheirSQLRows(RunTransitions):
         return list({(row.concurrency_key, row.tenant) for row in due if row.concurrency_key and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, where: str, order: str, *values: Any) -> list[RunRow]:
-        if want.agents is None:
-            where = f"{where} AND agent <> '{SCHEDULE}'"
-        else:
-            where, values = f"{where} AND agent IN ({', '.join('?' * len(want.agents))})", (*values, *want.agents)
+        stored = (agent for (agent,) in self.tx.conn.execute("SELECT DISTINCT agent FROM runs"))
+        agents = [*filter(want.admits, stored)]
+        where, values = f"{where} AND agent IN ({', '.join('?' * len(agents))})", (*values, *agents)
         return found(self.tx, f"WHERE origin = '' AND {where} ORDER BY {order}", *values)
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
