@@ -69,8 +69,9 @@ const hasValue = (value) => value !== null && value !== undefined && (typeof val
 /** Why the run is where it is, in the words of the list. Its error and its open questions have their own places. */
 function Why({ run }) {
   const asked = (run.questions || []).map(({ name }) => name);
-  const why = run.why.filter(({ kind }) => kind !== "error" && (kind !== "question" || !asked.length));
-  const isSaid = (name) => asked.includes(name) || run.why.some(({ text }) => text.includes(`'${name}'`));
+  const all = Array.isArray(run.why) ? run.why : []; // a redacted file has no texts
+  const why = all.filter(({ kind }) => kind !== "error" && (kind !== "question" || !asked.length));
+  const isSaid = (name) => asked.includes(name) || all.some(({ text }) => text.includes(`'${name}'`));
   const lines = [
     ...why.map(({ text, run_id: id }) => (id && !source.exported ? html`<a class="break" href=${href(["runs", id])}>${text}</a>` : html`<span class="break">${text}</span>`)),
     ...run.waiting_for.filter(({ name }) => !isSaid(name)).map(({ kind, name }) => html`<span class="break">waits for the ${kind} '${name}'</span>`),
