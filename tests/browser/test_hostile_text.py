@@ -28,6 +28,7 @@ LISTS = (
     "queue",
     "workers",
     "schedules",
+    "pools",
     "dead?state=failed",
     "usage",
     "agents",

@@ -19,6 +19,7 @@ LISTS = (
     "queue",
     "workers",
     "schedules",
+    "pools",
     "dead",
     "usage",
     "agents",

@@ -171,7 +171,7 @@ class Places:
         if isinstance(given, RunRow):
             seen = self.arrivals[number]
             row = given.with_values(arrival=seen.setdefault(given.arrival, len(seen)))
-            return row.with_values(status="pending", due_at=0.0) if 0 < row.due_at <= self.clock.wall() else row
+            return self.as_ready(row) if 0 < row.due_at <= self.clock.wall() else row
         if isinstance(given, list | tuple):
             return [self.compared(number, each) for each in given]
         return given
@@ -183,7 +183,7 @@ class Places:
         """
         queue = self.queues[number]
         rows = self.compared(number, await queue.read("find", RunFilter(limit=100)))
-        ready = [row.with_values(status="pending", due_at=0.0) if self.is_due(row) else row for row in rows]
+        ready = [self.as_ready(row) if self.is_due(row) else row for row in rows]
         self.seen |= {each.reason for each in ready if each.due_at}
         groups = Counter(
             (each.concurrency_key, each.tenant) for each in ready if each.status in LIVE and not each.blocked
@@ -196,6 +196,9 @@ class Places:
             found["counts"] = [await queue.counts(), *[await queue.counts(tenant) for tenant in "tu"]]
             found["due"] = await queue.read("next_due")
         return found
+
+    def as_ready(self, row: RunRow) -> RunRow:
+        return row.with_values(status="pending", due_at=0.0, updated_at=row.due_at)
 
     def is_due(self, row: RunRow) -> bool:
         return 0 < row.due_at <= self.clock.wall()

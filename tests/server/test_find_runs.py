@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
+from agent_runtime_core import RateLimit
+from agent_runtime_core._core.clock import aware
 from agent_runtime_core._views import reasons
 from agent_runtime_core._views.reasons import reasons_of
-from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core._views.runs import list_items, run_view
+from agent_runtime_core.queue.records import RunFilter, RunRow, RunUpdate
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, finding
 from agent_runtime_core.server.access import Caller
 from agent_runtime_core.server.app import create_app
+from agent_runtime_core.testing import VirtualClock
 from tests.server.conftest import BASE, client_of
 from tests.support.runs import Rig, Script
 
@@ -161,9 +165,11 @@ async def test_a_search_needs_the_scope_read(make_app: Callable[..., Any], runne
 
 
 async def why(runner: AgentRunner, run_id: str) -> list[str]:
+    """Return the reasons of a run without its error, which a list and the page of the run state in the same words."""
     row = await runner.queue.require(run_id)
-    [found] = await reasons_of(runner, [row], [None])
-    return [each["text"] for each in found]
+    [listed] = await list_items(runner, [RunFilter(without_input=True).shortened(row)])
+    assert (await run_view(runner, row))["why"] == listed["why"]
+    return [each["text"] for each in listed["why"] if each["kind"] != "error"]
 
 
 async def test_each_reason_is_named() -> None:
@@ -192,6 +198,60 @@ async def test_each_reason_is_named() -> None:
         assert (await why(runner, "fork"))[-1] == "fork of run asks (asks, waiting)"
         await runner.submit("nobody", run_id="nobody")
         assert await why(runner, "nobody") == ["no living worker executes agent 'nobody'"]
+
+
+async def test_the_runs_that_hold_the_slots_of_a_key_are_named() -> None:
+    async with Rig() as rig:
+        runner = rig.runner
+        for number in range(6):
+            await runner.submit("a", run_id=f"r{number}", concurrency_key="k", concurrency_limit=4 if number < 5 else 5)
+        holders = "run r0 (a, pending), run r1 (a, pending), run r2 (a, pending) and 1 more"
+        assert await why(runner, "r4") == [f"blocked by {holders} of concurrency key 'k' (4 of 4 slots)"]
+        behind = "blocked by run r4 (a, pending), which comes first for concurrency key 'k'"
+        assert await why(runner, "r5") == [behind], "a run with a larger limit waits for the runs before it"
+        assert await why(runner, "r0") == ["no living worker executes agent 'a'"]
+
+
+async def test_a_run_that_is_due_later_is_not_blocked_yet() -> None:
+    async with Rig() as rig:
+        await rig.runner.submit("a", run_id="first", concurrency_key="k")
+        await rig.runner.submit("a", run_id="later", concurrency_key="k", delay=60)
+        [due] = await why(rig.runner, "later")
+        assert due.startswith("due at ")
+        cast(VirtualClock, rig.clock).advance(60)
+        assert await why(rig.runner, "later") == ["blocked by run first (a, pending) of concurrency key 'k'"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (RateLimit(1, per=60), "the rate limit of agent 'a' (1 per 60 s)"),
+        (RateLimit(1, per=0.5, key="mail"), "the rate limit 'mail' (1 per 0.5 s)"),
+        (RateLimit(1, per=60, key="mail", per_tenant=True), "the rate limit 'mail' for tenant 'acme' (1 per 60 s)"),
+        (RateLimit(1, per=60, key="*"), "the rate limit of all agents (1 per 60 s)"),
+    ],
+)
+async def test_the_rate_limit_that_delays_a_run_is_named(limit: RateLimit, words: str) -> None:
+    async with Rig(clock=VirtualClock()) as rig:
+        for number in range(2):
+            await rig.runner.submit("a", run_id=f"r{number}", rate_limit=limit, tenant="acme")
+        await rig.runner.queue.claim_rows("w", 600, agent_keys=["a"], limit=2)
+        row = await rig.runner.queue.require("r1")
+        due = f"{aware(row.due_at):%Y-%m-%d %H:%M:%S} UTC"
+        assert await why(rig.runner, "r1") == [f"delayed by {words}, due at {due}"]
+        cast(VirtualClock, rig.clock).advance(60)
+        assert await why(rig.runner, "r1") == ["no living worker executes agent 'a'"]
+
+
+async def test_the_pool_that_a_parked_run_waits_for_is_named() -> None:
+    async with Rig() as rig:
+        await rig.runner.submit("a", run_id="r")
+        [row] = await rig.runner.queue.claim_rows("w", 600, agent_keys=["a"])
+        due = rig.clock.wall() + 60
+        parked = RunUpdate(row.claim_id, "waiting", rig.clock.wall(), due, 1, "pool 'budget of acme'")
+        await rig.runner.queue.settle(row.run_id, parked)
+        first, then = await why(rig.runner, "r")
+        assert (first, then[:7]) == ("waits for room in pool 'budget of acme'", "due at ")
 
 
 async def test_a_list_looks_up_a_bounded_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,14 @@ def test_a_schedule_is_stored_listed_and_shown(run: Commands) -> None:
     assert len(run("schedule", "next", "daily")[1].splitlines()) == 5
 
 
+def test_a_schedule_has_a_concurrency_key_and_tags(run: Commands) -> None:
+    put = ("schedule", "put", "poll", "report", "--every", "1h", "--concurrency-key", "k", "--concurrency-limit", "2")
+    stored = run.json(*put, "--tag", "nightly", "--tag", "slow")
+    found = [stored[name] for name in ("concurrency_key", "concurrency_limit", "tags")]
+    assert found == ["k", 2, ["nightly", "slow"]]
+    assert "nightly, slow" in run("schedule", "show", "poll")[1]
+
+
 def test_a_schedule_is_paused_resumed_run_and_deleted(run: Commands) -> None:
     run(*PUT, "--tenant", "acme")
     of = ("--tenant", "acme")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import random
 import shlex
 import sys
 from pathlib import Path
@@ -576,3 +577,36 @@ def test_a_call_that_is_killed_at_any_commit_is_repeated(
     assert calls > 15
     for number in range(calls):
         asyncio.run(at(f"{number}.db", number))
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_a_dry_run_says_what_the_call_does(seed: int) -> None:
+    """Runs of concurrency keys with several slots, of two tenants: active, parked, running, blocked and delayed."""
+    rng = random.Random(seed)
+    async with AgentRunner.open("memory://") as runner:
+        queue = runner.queue
+        for number in range(rng.randrange(4, 14)):
+            await runner.submit(
+                "a", run_id=f"r{number}", tenant=rng.choice([None, "acme"]), priority=rng.randrange(3),
+                concurrency_key=rng.choice([None, "k", "k", "k2"]), concurrency_limit=rng.randrange(1, 4),
+                delay=rng.choice([0, 0, LONG]),
+            )  # fmt: skip
+            if rng.random() < 0.5 and (found := await queue.claim_rows("w", LONG)):
+                status = rng.choice(["running", "waiting", "waiting", "succeeded"])
+                if status != "running":
+                    update = queue.unchanged_update(found[0], found[0].claim_id)._replace(status=status)
+                    await queue.settle(found[0].run_id, update)
+        expected = await assign_runs(runner, "acme", RunFilter(), dry_run=True)
+        assert await assign_runs(runner, "acme", RunFilter()) == expected
+
+
+async def test_a_free_slot_of_the_tenant_takes_a_parked_run() -> None:
+    async with AgentRunner.open("memory://") as runner:
+        for name, tenant in (("mine", None), ("theirs", "acme")):
+            options: Any = {"concurrency_key": "k", "concurrency_limit": 2}
+            await runner.submit("a", run_id=name, tenant=tenant, **options)
+        for row in await runner.queue.claim_rows("w", LONG, limit=2):
+            update = runner.queue.unchanged_update(row, row.claim_id)._replace(status="waiting")
+            await runner.queue.settle(row.run_id, update)
+        found = await assign_runs(runner, "acme", RunFilter(), dry_run=True)
+        assert (found.runs, found.taken) == (1, {})

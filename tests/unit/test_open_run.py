@@ -26,6 +26,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
 from agent_runtime_core.runner.heartbeat import Heartbeat, LeasedRun
 from agent_runtime_core.steps import Step, StepExecutor
+from tests.support.runs import Script
 
 
 class Counted:
@@ -368,3 +369,19 @@ async def test_the_end_of_the_block_ends_the_waits_that_it_leaves(fails: bool, t
             if fails:
                 raise ValueError("no")
     assert left[0].cancelled()
+
+
+async def test_a_block_has_the_slots_of_its_key_and_tags(tmp_path: Path) -> None:
+    path, options = tmp_path / "runs.db", dict[str, Any](concurrency_key="k", concurrency_limit=2)
+    async with open_run(path, "first", **options), open_run(path, "second", tags=["slow"], **options):
+        with pytest.raises(RunBusy):
+            async with open_run(path, "third", **options):
+                pass
+    async with AgentRunner.open(path) as runner:
+        assert (await runner.get_run("second")).tags == ("slow",)
+        await runner.execute(Script(_returns), "fourth", tags=["fast"])
+        assert (await runner.get_run("fourth")).tags == ("fast",)
+
+
+async def _returns(ctx: Any) -> Any:
+    return 1

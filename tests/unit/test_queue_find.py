@@ -287,6 +287,13 @@ def test_a_common_prefix_is_found_in_the_order_of_creation(
     assert not [plan for plan in explained.plans if "SCAN arc_runs" in plan or "TEMP B-TREE" in plan]
 
 
+def test_the_oldest_pending_run_is_one_read_of_an_index(explained: Explained) -> None:
+    for tenant, index in ((None, "state (listed=? AND"), ("ben", "tenant (listed=? AND tenant=? AND")):
+        explained.plans.clear()
+        sqlite_find.oldest_of(explained, "a", tenant, sqlite_find._LISTED)  # type: ignore[arg-type]
+        assert explained.plans == [f"SEARCH arc_runs USING INDEX arc_runs_{index} status=? AND agent=?)"]
+
+
 def test_counts_read_indexes_alone(explained: Explained) -> None:
     sqlite_find.counts(explained)  # type: ignore[arg-type]
     plans = [plan for plan in explained.plans if plan.startswith(("SCAN", "SEARCH arc_runs USING"))]

@@ -119,11 +119,12 @@ async def worked(runner: AgentRunner) -> None:
 
 async def test_a_schedule_is_not_counted(runner: AgentRunner, clock: VirtualClock) -> None:
     await runner.submit("other", delay=50)
+    await runner.submit("other")
     await runner.schedules.put("daily", "report", every=100, metadata={"of": "me"})
-    expected = RunCounts({("pending", "other"): 1}, {"other": START}, 1, {})
+    expected = RunCounts({("pending", "other"): 2}, {"other": START}, 1, {})
     assert await runner.queue.counts() == expected
     view = await queue_view(runner)
-    assert (view["total"], view["due_later"], view["waiting"]) == (1, 1, {})
+    assert (view["total"], view["due_later"], view["waiting"]) == (2, 1, {})
     assert [each["key"] for each in await agents_view(runner, Registry())] == ["other"]
     clock.advance(100)
     await runner.queue.claim_rows("other", agent_keys=["none"])  # makes due rows ready

@@ -352,6 +352,10 @@ async def test_a_worker_refuses_a_wrong_declaration(
         ({"every": 5, "paused": 1}, "paused must be a bool"),
         ({"every": 5, "input": 3}, "input must be"),
         ({"every": 5, "priority": "high"}, "priority must be"),
+        ({"every": 5, "tags": "nightly"}, "tags must be a list of strings"),
+        ({"every": 5, "concurrency_limit": 0}, "concurrency_limit must be"),
+        ({"every": 5, "overlap": "queue", "concurrency_key": "k"}, "overlap must be 'skip' or 'cancel_previous'"),
+        ({"every": 5, "overlap": "queue", "concurrency_limit": 2}, "overlap must be 'skip' or 'cancel_previous'"),
         ({"every": 5, "id": "a:b"}, "must contain no colon"),
         ({"every": 5, "id": ""}, "schedule id must be"),
     ],
@@ -361,6 +365,19 @@ async def test_bad_input_is_refused_when_it_is_put(options: dict[str, Any], mess
         with pytest.raises(InvalidArgument, match=message):
             await runner.schedules.put(**{"id": "s", "agent": "report", **options})
         assert await runner.schedules.list() == []
+
+
+async def test_a_run_of_a_schedule_has_its_key_limit_and_tags(
+    runner: AgentRunner, report: Report, clock: VirtualClock
+) -> None:
+    options: dict[str, Any] = {"concurrency_key": "printer", "concurrency_limit": 2, "tags": ("a", "b")}
+    stored = await runner.schedules.put("s", "report", every=60, **options)
+    assert {name: getattr(stored, name) for name in options} == options
+    assert await runner.schedules.put("s", "report", every=60, **options) == stored
+    row = await runner.queue.require(await runner.schedules.run_now("s"))
+    assert (row.concurrency_key, row.concurrency_limit) == ("printer", 2)
+    info = await runner.get_run(row.run_id)
+    assert (info.tags, info.metadata["schedule"]) == (("a", "b"), "s")
 
 
 async def test_the_names_of_schedules_are_reserved() -> None:

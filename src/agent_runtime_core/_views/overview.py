@@ -40,8 +40,8 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
         "concurrency_keys", "workers", "complete"}. `by_agent` has the numbers of runs by status for each agent, and
         `waiting` the numbers of waiting runs by reason. A concurrency key has the run that is active and the number of
         runs queued behind it; a worker has its runs and when the first and the last of their leases end. The oldest
-        pending run is the run that has been due for the longest time. Keys, workers and this run come from the first
-        400 rows of each status, and `complete` says whether there are no more rows.
+        pending run is the oldest run that has waited for a worker since it was stored, as in `RunCounts`. Keys and
+        workers come from the first 400 rows of each status, and `complete` says whether there are no more rows.
     """
     queue = runner.queue
     counts, now = await queue.counts(tenant), queue.clock.wall()
@@ -54,8 +54,7 @@ async def queue_view(runner: RunClient, tenant: str | None = None) -> dict[str, 
         await queue.find_runs(RunFilter((status,), tenant=tenant, limit=_MOST_ROWS, light=True))
         for status in ("running", "waiting", "pending")
     ]
-    # A delayed run waits since it was due, and one that is due later does not wait for a worker.
-    oldest = min((max(each.created_at, each.due_at) for each in pending if each.due_at <= now), default=None)
+    oldest = min(counts.oldest_pending.values(), default=None)
     return {
         "total": sum(by_status.values()), "by_status": dict(by_status), "by_agent": by_agent,
         "oldest_pending_at": iso_time(oldest),

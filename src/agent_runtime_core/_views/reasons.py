@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .._core.clock import aware
 from .._execution.effects import FORKED_FROM
-from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, SET_ASIDE, RunFilter, RunRow, open_questions
+from ..limits import ALL_AGENTS, OF_TENANT
+from ..queue.rate_limits import Rate
+from ..queue.records import IN_DOUBT, LIVE, QUEUED_BEHIND, RATE_LIMITED, SET_ASIDE, RunFilter, RunRow, open_questions
 from ..runner.left_runs import REASON as OTHER_CODE
 from ..runner.processes import ProcessInfo, processes
 from ..runner.run_client import RunClient
@@ -15,7 +17,8 @@ from .plain import plain_value
 
 #: Most runs that are looked up for one list, so that its number of reads is bounded.
 _MOST_LOOKED_UP: Final = 20
-_MOST_LIVE: Final = 100  # live runs of a concurrency key among which the active one is looked for
+_MOST_LIVE: Final = 100  # live runs of each status of a concurrency key among which the active ones are looked for
+_MOST_NAMED: Final = 3  # active runs of a concurrency key that a text names
 
 Visible = Callable[[RunRow], Awaitable[bool]]
 Reason = dict[str, Any]
@@ -62,23 +65,68 @@ async def _of_live(row: RunRow, related: _Related) -> Any:
         word, _, rest = row.reason.partition(" ")
         if word == "child" and (child := await related.name(rest)) is not None:
             yield _reason("wait", f"waits for {child}", rest)
+        elif word == "pool":  # the rest is the name in quotes; of a spend pool, or of the limits of a model
+            yield _reason("wait", f"waits for room in pool {rest}")
         else:
             yield _reason("wait", f"waits for {word} {rest!r}" if rest else f"waits for {word}")
     if row.due_at > related.now and row.status != "running":
-        yield _reason("due", f"due at {aware(row.due_at):%Y-%m-%d %H:%M:%S} UTC")
-    if row.status != "pending":
-        return
+        due = f"due at {aware(row.due_at):%Y-%m-%d %H:%M:%S} UTC"
+        if row.status == "pending" and row.reason == RATE_LIMITED:
+            yield _reason("rate_limit", f"delayed by {_limit_words((await related.whole(row)).rate)}, {due}")
+        else:
+            yield _reason("due", due)
+    if row.status == "pending":
+        async for each in _of_pending(row, related):
+            yield each
+
+
+async def _of_pending(row: RunRow, related: _Related) -> Any:
+    """Yield what keeps a run that could start from a worker. A run that is due later does not wait for its key yet."""
+    is_due = row.due_at <= related.now
     if row.blocked == QUEUED_BEHIND and row.concurrency_key is not None:
-        first = await related.active(row)
-        of_key = f"concurrency key {row.concurrency_key!r}"
-        text = f"blocked by another run of {of_key}" if first is None else f"blocked by {_name(first)} of {of_key}"
-        yield _reason("blocked", text, None if first is None else first.run_id)
+        if is_due:
+            yield await _blocked(row, row.concurrency_key, related)
     elif row.blocked == SET_ASIDE or row.origin:
         yield _reason("inline", "its process has ended: execute the run again, or resume it")
     elif row.reason == OTHER_CODE:
         yield _reason("code", "waits for a worker whose code fits its journal")
-    elif row.due_at <= related.now and await related.has_no_worker(row.agent):
+    elif is_due and await related.has_no_worker(row.agent):
         yield _reason("worker", f"no living worker executes agent {row.agent!r}")
+
+
+async def _blocked(row: RunRow, key: str, related: _Related) -> Reason:
+    """Return which runs block a run of a concurrency key: those that hold its slots, or the run that comes first."""
+    of_key, group = f"concurrency key {key!r}", await related.group(row)
+    active, first, slots = group.active, group.first, 1
+    if len(active) > 1:  # or else the run waits for the active run, whatever its own limit is
+        slots = (await related.whole(row)).concurrency_limit
+        if len(active) < slots and first is not None and first.run_id != row.run_id:
+            named = await related.may_see(first)
+            text = f"blocked by {_name(first) if named else 'another run'}, which comes first for {of_key}"
+            return _reason("blocked", text, first.run_id if named else None)
+    seen = [each for each in active if await related.may_see(each)][:_MOST_NAMED]
+    left = len(active) - len(seen)
+    what = ", ".join(map(_name, seen)) + (f" and {left} more" if left else "")
+    if not seen:
+        what = "other runs" if slots > 1 else "another run"
+    used = f" ({len(active)} of {slots} slots)" if slots > 1 else ""
+    return _reason("blocked", f"blocked by {what} of {of_key}{used}", seen[0].run_id if seen else None)
+
+
+def _limit_words(rate: str | None) -> str:
+    """Return the words for a stored rate limit. None: the row was not read."""
+    if rate is None:
+        return "its rate limit"
+    limit = Rate.read(rate)
+    counted, _, tenant = limit.key.partition(OF_TENANT)
+    kind, _, name = counted.partition(" ")
+    what = "the rate limit "
+    if kind == "agent":
+        what += f"of agent {name!r}"
+    else:
+        what += "of all agents" if name == ALL_AGENTS else repr(name)
+    of_tenant = f" for tenant {tenant!r}" if tenant else ""
+    return f"{what}{of_tenant} ({limit.starts} per {limit.per:g} s)"
 
 
 def forked_from(row: RunRow) -> str | None:
@@ -99,6 +147,18 @@ def _name(row: RunRow) -> str:
     return f"run {row.run_key or row.run_id} ({row.agent}, {row.status})"
 
 
+class _Group(NamedTuple):
+    """The runs of a concurrency key and tenant, without their inputs.
+
+    Attributes:
+        active: The runs that hold its slots.
+        first: Of the runs that wait for a slot, the run that gets it first.
+    """
+
+    active: list[RunRow]
+    first: RunRow | None
+
+
 class _Related:
     """Looks up the runs and processes that reasons name: each once, and a bounded number."""
 
@@ -106,7 +166,8 @@ class _Related:
         self.now: float = runner.queue.clock.wall()
         self._queue, self._visible = runner.queue, visible
         self._named = dict[str, RunRow | None]()
-        self._active = dict[tuple[str, str], RunRow | None]()
+        self._groups = dict[tuple[str, str], _Group]()
+        self._whole = dict[str, RunRow]()
         self._processes: list[ProcessInfo] | None = None
 
     async def name(self, run_id: str) -> str | None:
@@ -120,20 +181,28 @@ class _Related:
         row = self._named[run_id]
         if row is None:
             return None if self._visible else f"run {run_id}, which was deleted"
-        return _name(row) if await self._may_see(row) else None
+        return _name(row) if await self.may_see(row) else None
 
-    async def active(self, row: RunRow) -> RunRow | None:
-        """Return the run that holds the concurrency key of a run, if the caller may see it."""
+    async def group(self, row: RunRow) -> _Group:
+        """Return the runs of the concurrency key of a run; none of them if that would be too many reads."""
         key = (row.concurrency_key or "", row.tenant)
-        if key not in self._active and len(self._active) < _MOST_LOOKED_UP:
+        if key not in self._groups and len(self._groups) < _MOST_LOOKED_UP:
             wanted = RunFilter(concurrency_key=key[0], tenant=key[1], without_input=True, limit=_MOST_LIVE)
-            found: RunRow | None = None
+            rows: list[RunRow] = []
             for statuses in (("running", "waiting"), ("pending",)):
-                rows = await self._queue.find(wanted._replace(statuses=statuses))
-                found = found or next((each for each in rows if each.blocked == 0), None)
-            self._active[key] = found
-        first = self._active.get(key)
-        return first if first is not None and await self._may_see(first) else None
+                rows += await self._queue.find(wanted._replace(statuses=statuses))
+            behind = [each for each in rows if each.blocked == QUEUED_BEHIND and each.due_at <= self.now]
+            first = min(behind, key=lambda each: (-each.priority, each.arrival), default=None)
+            self._groups[key] = _Group([each for each in rows if each.blocked == 0], first)
+        return self._groups.get(key, _Group([], None))
+
+    async def whole(self, row: RunRow) -> RunRow:
+        """Return a run with its limits, which a row of a list lacks; the row as it is after too many reads."""
+        if row.rate is not None or row.concurrency_limit > 1:
+            return row
+        if row.run_id not in self._whole and len(self._whole) < _MOST_LOOKED_UP:
+            self._whole[row.run_id] = await self._queue.row(row.run_id) or row
+        return self._whole.get(row.run_id, row)
 
     async def has_no_worker(self, agent: str) -> bool:
         """Return whether no living process claims the runs of an agent. Some callers may not see the processes."""
@@ -143,5 +212,5 @@ class _Related:
             self._processes = [each for each in await processes(self._queue) if each.living]
         return not any(each.claims(agent) for each in self._processes)
 
-    async def _may_see(self, row: RunRow) -> bool:
+    async def may_see(self, row: RunRow) -> bool:
         return self._visible is None or await self._visible(row)

@@ -24,6 +24,7 @@ def schedule_view(schedule: Schedule) -> dict[str, Any]:
     return {name: value.isoformat() if isinstance(value, _dt.datetime) else value for name, value in found.items()} | {
         "metadata": plain_of(schedule.metadata),
         "input": plain_of(schedule.input),
+        "tags": [*schedule.tags],
         "last_run_id": schedule.last_run_id and str(schedule.last_run_id),
     }
 

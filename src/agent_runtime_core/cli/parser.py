@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from .._core.lazy_import import load
@@ -294,6 +294,14 @@ def _add_agent_path(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_order(add: Callable[..., Any]) -> None:
+    """Add the options that say when workers start a run, and by which tags it is found."""
+    add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
+    add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
+    add("--concurrency-limit", type=positive_int, default=1, metavar="N", help="active runs of the key (default: 1)")
+    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the runs; repeatable")
+
+
 def _add_submit(commands: Any, store: argparse.ArgumentParser) -> None:
     submitting = _command(
         commands, "submit", ".submit:submit", "store a run for a worker",
@@ -312,13 +320,10 @@ submit my_agents:Greeter --message "Hello" --run-id hello-1 --wait --url agents.
     add("--message", metavar="TEXT", help='a message of the user, added to the "messages" of the input')
     add("--run-id", metavar="ID", help="names the run; a second submit with the same id stores nothing")
     add("--idempotency-key", metavar="KEY", help="a second submit with the same key stores nothing, shows the first")
-    add("--priority", type=priority, default=0, metavar="N", help="runs with a greater one start first (default: 0)")
     add("--delay", type=duration, default=0.0, metavar="DURATION", help="time until the run may start (default: 0)")
     add("--deadline", type=point_in_time, metavar="TIME",
         help="when the run is stopped: a duration from now, or an ISO 8601 time")  # fmt: skip
-    add("--concurrency-key", metavar="KEY", help="runs with the same key execute one at a time")
-    add("--concurrency-limit", type=positive_int, default=1, metavar="N", help="active runs of its key (default: 1)")
-    add("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; repeatable")
+    _add_order(add)
     add("--wait", action="store_true", help="wait until the run has finished; exit code 1 unless it succeeded")
 
 
@@ -433,13 +438,8 @@ def _add_control(commands: Any, one: argparse.ArgumentParser) -> None:
 def _add_dead(commands: Any, store: argparse.ArgumentParser) -> None:
     verbs = _group(commands, "dead", "list, requeue or delete dead-letter runs", "dead list --url agents.db")
     status = _with_tenant([store], _OF_TENANT)
-    status.add_argument(
-        "--status",
-        choices=("dead", "failed"),
-        default="dead",
-        metavar="STATUS",
-        help="only runs with this status: dead, failed (default: dead)",
-    )
+    status.add_argument("--status", choices=("dead", "failed"), default="dead", metavar="STATUS",
+                        help="only runs with this status: dead, failed (default: dead)")  # fmt: skip
     _command(verbs, "list", ".runs:list_dead", "list the runs", "dead list --status failed --url agents.db", [status])
     for verb, parents, what in (
         ("requeue", [status, _limits("New limits of the run.")],
@@ -473,7 +473,7 @@ def _add_schedule(commands: Any, store: argparse.ArgumentParser) -> None:
     add("--timezone", default="UTC", metavar="NAME", help="time zone of --cron, such as Europe/Berlin (default: UTC)")
     add("--input", type=json_object, default={}, metavar="JSON", help="input of the runs (default: {})")
     add("--metadata", type=json_object, default={}, metavar="JSON", help="metadata of the runs (default: {})")
-    add("--priority", type=priority, default=0, metavar="N", help="priority of the runs (default: 0)")
+    _add_order(add)
     for name, values, what in (
         ("--catch-up", CATCH_UP, "which ticks are fired that passed while no worker ran"),
         ("--overlap", OVERLAP, "what happens to a tick while the run of the tick before is live"),

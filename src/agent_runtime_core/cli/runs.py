@@ -199,7 +199,9 @@ def _print_run(details: dict[str, Any], args: Namespace) -> None:
             _print_waits(value, details["questions"], args)
         elif name == "why":
             for each in value:
-                if each["kind"] not in ("error", "question", "wait"):  # these are shown above
+                if each["kind"] not in ("error", "question") and not (
+                    each["kind"] == "wait" and details["waiting_for"]
+                ):
                     field(name, each["text"])
         elif name == "tags" and value:
             field(name, ", ".join(value))

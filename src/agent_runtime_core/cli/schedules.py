@@ -48,7 +48,7 @@ async def show(args: Namespace) -> int:
         print_json({**found, "runs": runs})
         return 0
     for name, value in with_human_times(found).items():
-        field(name, ", ".join(value) if name == "next_ticks" else value)
+        field(name, ", ".join(value) if isinstance(value, list) else value)
     print_line("")
     print_line("last runs" if runs else "no runs")
     if runs:
@@ -62,6 +62,7 @@ async def put(args: Namespace) -> int:
             args.id, args.agent, args.input, cron=args.cron, every=args.every, timezone=args.timezone,
             catch_up=args.catch_up, overlap=args.overlap, jitter=args.jitter, start=args.start, end=args.end,
             paused=args.paused, metadata=args.metadata, priority=args.priority, tenant=args.tenant,
+            concurrency_key=args.concurrency_key, concurrency_limit=args.concurrency_limit, tags=args.tag,
         )  # fmt: skip
     return _stored(args, found, "stored")
 

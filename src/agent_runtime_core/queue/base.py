@@ -522,7 +522,7 @@ class RunQueue(Backend):
         Args:
             worker_id: Name of the worker.
             lease_seconds: How long the claim lasts, unless `extend_lease` extends it.
-            agent_keys: Claim only runs of these agents; None for all.
+            agent_keys: Claim only runs of these agents; None for all. Rows of schedules are no runs.
             limit: At most so many runs, up to 10,000.
 
         Returns:

@@ -24,12 +24,18 @@ def with_tags(metadata: Mapping[str, Any], tags: Iterable[str]) -> dict[str, Any
     """
     if TAGS in metadata:
         raise must("metadata", f"not contain the key {TAGS!r}", metadata[TAGS], "Pass the tags as tags=[...]")
+    found = checked_tags(tags)
+    return {**metadata, TAGS: found} if found else {**metadata}
+
+
+def checked_tags(tags: Iterable[str]) -> list[str]:
+    """Return tags, each once, or raise InvalidArgument."""
     if isinstance(tags, str | Mapping) or not isinstance(tags, Iterable):
         raise must("tags", "be a list of strings", tags, "Example: tags=['nightly']")
     found = [*dict.fromkeys(checked_tag(each) for each in tags)]
     if len(found) > MOST_TAGS:
         raise must("tags", f"have at most {MOST_TAGS} tags", len(found), "Store more in the metadata")
-    return {**metadata, TAGS: found} if found else {**metadata}
+    return found
 
 
 def checked_tag(value: object) -> str:

@@ -141,7 +141,7 @@ class MemoryTransitions(RunTransitions):
             at, run_id = self.tx.pop(due)
             row = self.get(run_id)
             if row is not None and _is_due(row, at):
-                self.save(row.with_values(status="pending", due_at=0.0))
+                self.save(row.with_values(status="pending", due_at=0.0, updated_at=row.due_at))
                 if row.concurrency_key is not None and row.blocked == QUEUED_BEHIND:
                     groups[row.concurrency_key, row.tenant] = None
         return tuple(groups)
@@ -149,11 +149,7 @@ class MemoryTransitions(RunTransitions):
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
         found = (
-            row
-            for row in running
-            if row.lease_until < want.lease_now
-            and row.origin == ""
-            and (want.agents is None or row.agent in want.agents)
+            row for row in running if row.lease_until < want.lease_now and row.origin == "" and want.admits(row.agent)
         )
         return heapq.nsmallest(limit, found, key=lambda row: row.lease_until)
 
@@ -162,7 +158,9 @@ class MemoryTransitions(RunTransitions):
         found: dict[str, RunRow] = {}  # a run that was saved twice is listed twice
         while len(found) < limit:
             tops = [
-                heap for agent in (want.agents or tuple(heaps)) if (heap := self._without_outdated(heaps.get(agent)))
+                heap
+                for agent in (want.agents or [*filter(want.admits, heaps)])
+                if (heap := self._without_outdated(heaps.get(agent)))
             ]
             if not tops:
                 break
@@ -172,7 +170,7 @@ class MemoryTransitions(RunTransitions):
 
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         tables, found = self.tx.tables, list[tuple[str, int, str]]()
-        for agent in want.agents or tuple(tables["ready"]):
+        for agent in want.agents or [*filter(want.admits, tables["ready"])]:
             turns, in_order = tables["turns"].get((agent, priority), ({}, []))
             if len(in_order) != len(turns):  # turns are new, or were restored by a rollback
                 in_order[:] = sorted(turns)

@@ -17,7 +17,7 @@ from .._engines.postgres.connection import PostgresConnection
 from .._engines.postgres.engine import PostgresBackend, PostgresTx, server_time
 from .base import RunQueue
 from .pools import PREFIX
-from .postgres_batches import BATCHES
+from .postgres_batches import BATCHES, OF_RUNS
 from .postgres_caller import CallerInsert, store_id
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
@@ -58,7 +58,7 @@ _DUE = (
     "SELECT n, CASE WHEN held = 1 THEN lane END, tenant FROM arc_runs WHERE due_at > 0 AND due_at <= ?"
     " ORDER BY priority DESC, n LIMIT ? FOR NO KEY UPDATE SKIP LOCKED"
 )
-_MAKE_READY = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n = ANY(?)"
+_MAKE_READY = "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE n = ANY(?)"
 _CLAIMED_BEFORE = (
     f"SELECT {ALL} FROM arc_runs WHERE status = 'running' AND right(claim_id, {ULID_RANDOM_LENGTH}) = ANY(?)"
     " ORDER BY run_id FOR NO KEY UPDATE"
@@ -238,7 +238,9 @@ class PostgresTransitions(ServerLeases):
 
     def _chosen(self, condition: str, value: Any, want: ClaimRequest, order: str, limit: int) -> list[RunRow]:
         values = [value] if value is not None else []
-        if want.agents is not None:
+        if want.agents is None:
+            condition = f"{OF_RUNS} AND {condition}"
+        else:
             condition, values = f"{_OF} AND {condition}", [[*want.agents], *values]
         found = fetch(self.tx.execute(_choice(condition, order), (*values, limit)))
         self.tx.rows.update((row.run_id, row) for row in found)
@@ -246,7 +248,8 @@ class PostgresTransitions(ServerLeases):
 
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         found: list[RunRow] = []
-        keys = want.agents or agents(lambda agent: self.tx.execute(_NEXT_AGENT, (agent,)).fetchone())
+        having = agents(lambda agent: self.tx.execute(_NEXT_AGENT, (agent,)).fetchone())
+        keys = want.agents or filter(want.admits, having)
         for agent in keys:  # the index begins with the agent
             query = _FIRST_TURN if after is None else _NEXT_TURN
             found += fetch(self.tx.execute(query, (agent, priority, after or "")))

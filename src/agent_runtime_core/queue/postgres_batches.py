@@ -14,12 +14,14 @@ from .._engines.base import Batch
 from .._engines.commit_request import CommitRequest
 from .._engines.postgres.connection import NOT_MOVED, rows_of, sent
 from .._engines.postgres.engine import NOW
-from .records import COLUMNS, ClaimRequest, RunRow, as_claimed
+from .records import COLUMNS, SCHEDULE, ClaimRequest, RunRow, as_claimed
 from .sqlite_find import checked_row
 
 #: See `Batch.apply`.
 Steps = Generator[list[tuple[str, Sequence[Any]]], list[list[Any]], list[CommitRequest]]
 
+#: `ClaimRequest.admits` without agents.
+OF_RUNS: Final = f"agent <> '{SCHEDULE}'"
 _STORED: Final = tuple(name for name in COLUMNS if name != "n")
 _N: Final = COLUMNS.index("n")
 _FLOATS: Final = frozenset({
@@ -132,8 +134,8 @@ def _claim(by_server: bool, agents: int) -> str:
     order = "ORDER BY priority DESC, n LIMIT"
     columns = "SELECT run_id, priority, n, rate, turn"
     if agents <= 1:
-        of_agent = "agent = ? AND " if agents == 1 else ""
-        chosen = f"{columns} FROM arc_runs WHERE {of_agent}{ready} {order} (SELECT count(*) FROM t)"
+        of_agent = "agent = ?" if agents == 1 else OF_RUNS
+        chosen = f"{columns} FROM arc_runs WHERE {of_agent} AND {ready} {order} (SELECT count(*) FROM t)"
     else:
         each = f"SELECT run_id, n FROM arc_runs WHERE agent = a.agent AND {ready} {order} ?"
         chosen = (

@@ -103,7 +103,7 @@ class RunRow(NamedTuple):
         claimed_at: Last claim.
         started_at: First claim.
         ended_at: None while the run is live.
-        updated_at: When the run was stored, claimed, updated, ended or reopened.
+        updated_at: When the run was stored, claimed, updated, ended or reopened, or became due.
         cancel_at: When its cancellation was requested.
         output: The result of the run, as JSON.
         error: Why the run failed, as JSON.
@@ -369,12 +369,26 @@ def row_contents(row: RunRow) -> RunContents:
     return RunContents(row.metadata, row.error, None, (row.run_id, row.run_key), texts)
 
 
+def waits_since_stored(row: RunRow) -> bool:
+    """Return whether a run has waited for a worker since it was stored.
+
+    A run that was delayed, retried, released or reopened has not: it waits since later, and no index has these times.
+    Nor does a run that waits for its concurrency key or for its own process.
+
+    Args:
+        row: A row.
+    """
+    is_ready = row.status == "pending" and row.due_at == 0 and row.blocked == 0 and row.origin == ""
+    return is_ready and row.updated_at == row.created_at
+
+
 class RunCounts(NamedTuple):
     """How many runs a queue stores.
 
     Attributes:
         runs: The number of runs by status and agent.
-        oldest_pending: When the oldest pending run of each agent was created, wall seconds.
+        oldest_pending: Of each agent, when the oldest run was stored that has waited for a worker since then, wall
+            seconds; see `waits_since_stored`.
         due_later: Delayed and waiting runs with a time at which they become ready.
         waiting: Waiting runs by the first word of their reason.
     """
@@ -398,7 +412,7 @@ class RunCounts(NamedTuple):
         rows = [row for row in rows if not tenant or row.tenant == tenant]
         oldest: dict[str, float] = {}
         for row in rows:
-            if row.status == "pending":
+            if waits_since_stored(row):
                 oldest[row.agent] = min(row.created_at, oldest.get(row.agent, row.created_at))
         return cls(
             dict(Counter((row.status, row.agent) for row in rows)),
@@ -447,7 +461,7 @@ class ClaimRequest(NamedTuple):
         lease_until: When the leases of the claims end, on the lease clock.
         lease_now: The time on the lease clock before which a lease must end for its claim to be taken over.
         wall: The time on the wall clock.
-        agents: The keys of the agents that the worker runs; None: all.
+        agents: The keys of the agents that the worker runs; None: all, see `admits`.
         ready_only: Claim ready runs only: ignore expired leases and timers.
         wait_name: If there is no run, wait in the store under this name, where the store can do that.
         wait_seconds: For so long; an earlier request under the same name ends.
@@ -466,6 +480,14 @@ class ClaimRequest(NamedTuple):
     wait_name: str | None = None
     wait_seconds: float = 0.0
     after_turn: str | None = None
+
+    def admits(self, agent: str) -> bool:
+        """Return whether the request claims rows of an agent. The rows of schedules are no runs: who claims names them.
+
+        Args:
+            agent: The key of the agent.
+        """
+        return agent != SCHEDULE if self.agents is None else agent in self.agents
 
 
 class ProcessRow(NamedTuple):

@@ -76,10 +76,11 @@ end
 
 applied['queue.mail_count'] = ops['queue.mail_count']
 
-applied['queue.settle'] = function(run, claim_id, status, at, _, _, _, _, _, _, _, _, _, _, renew)
+applied['queue.settle'] = function(run, claim_id, status, at, due_at, _, _, _, _, _, _, _, _, _, renew)
   local row = get(run)
   if renew ~= '' then claim_id = above(renew, claim_id) end
-  if not row or row[CLAIM_ID] ~= claim_id or row[STATUS] ~= status or row[UPDATED_AT] ~= at then not_applied() end
+  if not row or row[CLAIM_ID] ~= claim_id or row[STATUS] ~= status then not_applied() end
+  if row[UPDATED_AT] ~= at and due_at == '0' then not_applied() end  -- a delayed run may have become due since
   return told(row)
 end
 
@@ -557,24 +558,40 @@ ops['queue.since'] = function(since, count)
   return {#page, last, tonumber(string.sub(first, 1, 16))}
 end
 
+-- Returns {agent, time, index}: when the oldest run of an agent was stored that has waited for a worker since, and if
+-- none is found among the next pending runs, the index of the first run that was not looked at.
+local function oldest(tenant, agent, from)
+  local key, ready, read = owned(P .. 'state:pending:' .. agent, tenant), P .. 'ready:' .. agent, 0
+  local page = call('ZRANGE', key, from, from + MANY - 1)
+  for i, member in ipairs(page) do
+    if call('ZSCORE', ready, member) then
+      local row = get(string.sub(member, 18))
+      if row and row[UPDATED_AT] == row[CREATED_AT] then return {agent, row[CREATED_AT], null} end
+      read = read + 1
+      if read == 10 then return {agent, null, from + i} end  -- a row may be long
+    end
+  end
+  return {agent, null, #page == MANY and from + MANY or null}
+end
+
+ops['queue.oldest'] = oldest
+
 ops['queue.counts'] = function(tenant)
   if not is_listed() then return false end
-  local runs, waiting, oldest = {}, {}, {}
+  local runs, waiting, first = {}, {}, {}
   for _, agent in ipairs(call('SMEMBERS', owned(P .. 'agents', tenant))) do
     for _, status in ipairs(STATUSES) do
       local key = owned(P .. 'state:' .. status .. ':' .. agent, tenant)
       local number = call('ZCARD', key)
       if number > 0 then runs[#runs + 1] = {status, agent, number} end
-      if number > 0 and status == 'pending' then
-        oldest[#oldest + 1] = {agent, call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]}
-      end
+      if number > 0 and status == 'pending' then first[#first + 1] = oldest(tenant, agent, 0) end
     end
   end
   for _, word in ipairs(call('SMEMBERS', owned(P .. 'words', tenant))) do
     local number = call('ZCARD', owned(P .. 'waiting:' .. word, tenant))
     if number > 0 then waiting[#waiting + 1] = {word, number} end
   end
-  return {runs, oldest, call('ZCARD', owned(P .. 'due', tenant)), waiting}
+  return {runs, first, call('ZCARD', owned(P .. 'due', tenant)), waiting}
 end
 
 ops['queue.children'] = function(run, after, limit)

@@ -16,12 +16,17 @@ local function above(ticket, last)
   return string.char(unpack(digits)) .. string.sub(ticket, 11)
 end
 
--- Returns the agents of all runs, with those of this commit.
+-- Returns the agents of all runs, with those of this commit: the rows of schedules are no runs.
 local function all_agents()
-  local found, new = call('SMEMBERS', P .. 'agents'), {}
-  for agent in pairs(tx.agents or {}) do new[agent] = true end
-  for _, agent in ipairs(found) do new[agent] = nil end
-  for agent in pairs(new) do found[#found + 1] = agent end
+  local found, known = {}, {}
+  local function add(agent)
+    if agent ~= SCHEDULE and not known[agent] then
+      known[agent] = true
+      found[#found + 1] = agent
+    end
+  end
+  for _, agent in ipairs(call('SMEMBERS', P .. 'agents')) do add(agent) end
+  for agent in pairs(tx.agents or {}) do add(agent) end
   return found
 end
 
@@ -73,7 +78,7 @@ local function promote(wall)
       local row = size < MUCH and named(key, run, run)
       -- This commit may have made it ready before, or delayed it again.
       if row and row[DUE_AT] ~= '0' and tonumber(row[DUE_AT]) <= tonumber(wall) then
-        row[STATUS], row[DUE_AT] = 'pending', '0'
+        row[STATUS], row[UPDATED_AT], row[DUE_AT] = 'pending', row[DUE_AT], '0'
         if row[HELD] == BEHIND then groups[#groups + 1] = group_of(row) end
         changed(row)
         left, size = left - 1, size + #row[INPUT]

@@ -157,10 +157,13 @@ async def _oldest(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
 
 async def counts(engine: RedisEngine, tenant: str | None = None) -> RunCounts:
     """Return how many runs are stored. With a tenant, only its runs are counted."""
-    runs, oldest, due, waiting = await _listed(engine, "queue.counts", tenant or "")
+    runs, first, due, waiting = await _listed(engine, "queue.counts", tenant or "")
+    oldest: dict[str, float] = {}
+    for agent, at, index in as_list(first):
+        while at is None and index is not None:
+            _, at, index = await engine.ask("queue.oldest", tenant or "", agent, index)
+        if at is not None:
+            oldest[agent] = float(at)
     return RunCounts(
-        {(status, agent): number for status, agent, number in as_list(runs)},
-        {agent: float(at) for agent, at in as_list(oldest)},
-        due,
-        dict(as_list(waiting)),
+        {(status, agent): number for status, agent, number in as_list(runs)}, oldest, due, dict(as_list(waiting))
     )

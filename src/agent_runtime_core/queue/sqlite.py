@@ -144,11 +144,11 @@ _OWN_ROW = f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_owner WHERE tenant <
 _BY_KEY = f"SELECT {ALL} FROM arc_runs WHERE idem_key = ? AND tenant = ?"
 _DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _MAKE_READY = (
-    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+    "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE due_at > 0 AND due_at <= ?"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
 _MAKE_FIRST_READY = (
-    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n IN"
+    "UPDATE arc_runs SET status = 'pending', updated_at = due_at, due_at = 0 WHERE n IN"
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END, tenant"
 )
@@ -302,7 +302,7 @@ class SQLiteTransitions(RunTransitions):
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         self._expire_dead_processes()
         found: list[RunRow] = []
-        for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
+        for agent in self._agents(want, _NEXT_CLAIMED):
             found += fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
         found.sort(key=lambda row: row.lease_until)
         return found[:limit]
@@ -321,7 +321,7 @@ class SQLiteTransitions(RunTransitions):
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         found: list[RunRow] = []
-        keys = self._agents(_NEXT_AGENT) if want.agents is None else want.agents
+        keys = self._agents(want, _NEXT_AGENT)
         for agent in keys:
             found += fetch(self.tx.execute(_READY, (agent, limit)))
         if len(keys) > 1:
@@ -332,7 +332,7 @@ class SQLiteTransitions(RunTransitions):
 
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         found: list[RunRow] = []
-        for agent in self._agents(_NEXT_AGENT) if want.agents is None else want.agents:
+        for agent in self._agents(want, _NEXT_AGENT):
             query = _FIRST_TURN if after is None else _NEXT_TURN
             found += fetch(self.tx.execute(query, (agent, priority, after or "")))
         row = min(found, key=lambda row: (row.turn or "", row.arrival), default=None)
@@ -340,9 +340,11 @@ class SQLiteTransitions(RunTransitions):
             self.tx.rows[row.run_id] = row
         return row
 
-    def _agents(self, following: str) -> list[str]:
-        """Return the agents with ready or running runs, with one index lookup for each agent."""
-        return [*agents(lambda agent: self.tx.execute(following, (agent,)).fetchone())]
+    def _agents(self, want: ClaimRequest, following: str) -> Sequence[str]:
+        """Return the agents of a request: without names those with ready or running runs, with one lookup for each."""
+        if want.agents is not None:
+            return want.agents
+        return [*filter(want.admits, agents(lambda agent: self.tx.execute(following, (agent,)).fetchone()))]
 
     def active_in_group(self, concurrency_key: str, tenant: str) -> RunRow | None:
         return _one(self.tx.execute(_HEAD, (concurrency_key, tenant, 1)))

@@ -35,6 +35,8 @@ _THESE = "n IN (SELECT value FROM json_each(?))"
 Condition = tuple[str, tuple[Any, ...]]
 _ANY: Condition = ("TRUE", ())
 _LISTED: Condition = ("listed = 1", ())
+#: `waits_since_stored` of pending runs. The read in order of creation ends at the first of them.
+_SINCE: Condition = ("due_at = 0 AND held = 0 AND origin = '' AND updated_at = created_at", ())
 
 
 def _unlisted() -> Condition:
@@ -347,8 +349,9 @@ def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
         for status, agent, number in read(by_state, "status, agent, count(*)", "GROUP BY status, agent", part):
             runs[status, agent] += number
             if status == "pending":
-                [[at]] = read(by_state, "min(created_at)", "", ("status = 'pending' AND agent = ?", (agent,)), part)
-                oldest[agent] = min(at, oldest.get(agent, at))
+                at = oldest_of(view, agent, tenant, part)
+                if at is not None:
+                    oldest[agent] = min(at, oldest.get(agent, at))
         words = f"{FIRST_WORD}, count(*)"
         waiting.update(dict(read(by_waiting, words, "GROUP BY 1", ("status = 'waiting'", ()), part)))
         if tenant:
@@ -357,3 +360,16 @@ def counts(view: sqlite3.Connection, tenant: str | None = None) -> RunCounts:
     if not tenant:
         due = read(_by("due"), "count(*)", "", ("due_at > 0", ()))[0][0]
     return RunCounts(dict(runs), oldest, due, dict(waiting))
+
+
+def oldest_of(view: sqlite3.Connection, agent: str, tenant: str | None, part: Condition) -> float | None:
+    """Return when the oldest run of an agent was stored that has waited for a worker since.
+
+    The read is in the order of creation and ends at this run: it passes only pending runs that wait for something else.
+    `part` is the condition of the runs that the indexes contain, or of the others.
+    """
+    index, of = _by_state(tenant)
+    texts, values = _split(of, ("status = 'pending' AND agent = ?", (agent,)), part, _SINCE)
+    by = _by(index) if part == _LISTED else "NOT INDEXED"
+    found: float | None = view.execute(_query("min(created_at)", by, texts, ""), values).fetchone()[0]
+    return found

@@ -150,7 +150,9 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
-        """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending and their `due_at` to 0.
+        """Set delayed and waiting rows with 0 < `due_at` <= `wall` to pending.
+
+        Their `updated_at` becomes their `due_at`, which becomes 0.
 
         If there are very many, it may change only the rows of the greatest priorities; later claims change the others.
 
@@ -163,7 +165,7 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Return running rows of `want.agents` with `origin` "" and an expired lease or a dead holder.
+        """Return running rows of agents that `want.admits` with `origin` "" and an expired lease or a dead holder.
 
         A lease is expired if `lease_until` < `want.lease_now`; see `is_dead` for the holder. At most `limit` rows, the
         smallest `lease_until` first.
@@ -175,7 +177,7 @@ class RunTransitions(ABC):
 
     @abstractmethod
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Return pending rows of `want.agents` with `origin` "", `due_at` 0 and `blocked` 0.
+        """Return pending rows of agents that `want.admits` with `origin` "", `due_at` 0 and `blocked` 0.
 
         At most `limit` rows, the greatest priority first, then the smallest `arrival`.
 
@@ -750,7 +752,9 @@ class RunTransitions(ABC):
             how: The update.
         """
         row = self.get(run_id)
-        if row is None or (row.status, row.updated_at) != (how.status, how.now) or not _released_by(row, how):
+        if row is None or row.status != how.status or not _released_by(row, how):
+            raise NotApplied
+        if row.updated_at != how.now and not how.due_at:  # a delayed run may have become due since
             raise NotApplied
         return row
 

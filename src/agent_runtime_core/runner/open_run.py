@@ -8,7 +8,7 @@ import contextvars
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Token
 from typing import Any, ParamSpec, TypeVar
@@ -173,18 +173,16 @@ async def _open(
     metadata: Mapping[str, Any] | None,
     config: RunnerConfig | None,
     durability: str | None,
-    concurrency_key: str | None,
     tenant: str | None,
     params: Mapping[str, Any] | None,
+    **options: Any,
 ) -> tuple[AgentRunner, OpenRunSession, Context]:
     given = run_input(input, params)
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=math.inf, max_retries=1)
     # The block has no agent, and no result whose messages could be appended to a conversation.
     runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:
-        row = runner.queue.new_row(
-            run_id, AGENT, given, metadata, concurrency_key=concurrency_key, origin="inline", tenant=tenant
-        )
+        row = runner.queue.new_row(run_id, AGENT, given, metadata, origin="inline", tenant=tenant, **options)
         outcome, there = await runner.claim_run(row)
         assert there is not None
         if outcome in ("held", "behind"):
@@ -226,6 +224,8 @@ async def open_run(
     concurrency_key: str | None = None,
     tenant: str | None = None,
     params: Mapping[str, Any] | None = None,
+    concurrency_limit: int = 1,
+    tags: Iterable[str] = (),
 ) -> AsyncIterator[Context]:
     """Execute a block of your code as a durable run.
 
@@ -243,9 +243,12 @@ async def open_run(
         metadata: Stored with the run.
         config: Settings. None means no time limit.
         durability: As in `AgentRunner.open`.
-        concurrency_key: Runs with the same key execute one at a time.
+        concurrency_key: Runs with the same key execute one at a time, or as many as `concurrency_limit` allows.
         tenant: Whose run it is; see `AgentRunner.submit`.
         params: Merged into the "params" of the input.
+        concurrency_limit: As in `AgentRunner.submit`. A priority or a rate limit would have no effect, because no
+            worker claims the run.
+        tags: As in `AgentRunner.submit`.
 
     Returns:
         An async context manager, whose value is the context of the run.
@@ -265,8 +268,9 @@ async def open_run(
         2
     """
     runner, session, ctx = await _open(
-        path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params
-    )
+        path_or_url, run_id, input, metadata, config, durability, tenant, params, concurrency_key=concurrency_key,
+        concurrency_limit=concurrency_limit, tags=tags,
+    )  # fmt: skip
     outer = CURRENT_CLAIM.get()
     CURRENT_CLAIM.set(session.fenced_writes)
     try:
@@ -353,6 +357,8 @@ def open_run_sync(
     concurrency_key: str | None = None,
     tenant: str | None = None,
     params: Mapping[str, Any] | None = None,
+    concurrency_limit: int = 1,
+    tags: Iterable[str] = (),
 ) -> Iterator[SyncRun]:
     """Execute a block of code without an event loop as a durable run; see `open_run`.
 
@@ -369,13 +375,16 @@ def open_run_sync(
         concurrency_key: As in `open_run`.
         tenant: As in `open_run`.
         params: As in `open_run`.
+        concurrency_limit: As in `open_run`.
+        tags: As in `open_run`.
 
     Returns:
         A context manager, whose value is the open run.
     """
     runner, session, ctx = call(
-        _open, path_or_url, run_id, input, metadata, config, durability, concurrency_key, tenant, params
-    )
+        _open, path_or_url, run_id, input, metadata, config, durability, tenant, params,
+        concurrency_key=concurrency_key, concurrency_limit=concurrency_limit, tags=tags,
+    )  # fmt: skip
     active = ACTIVE_RUN.set(ctx.control)
     try:
         yield SyncRun(ctx, session.fenced_writes)

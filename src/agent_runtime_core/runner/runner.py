@@ -455,6 +455,7 @@ class AgentRunner(RunClient):
         tenant: str | None = None,
         input: Mapping[str, Any] | None = None,
         concurrency_limit: int = 1,
+        tags: Iterable[str] = (),
     ) -> RunResult:
         """Execute a run in this process, with the retries of a worker, and return its result.
 
@@ -479,6 +480,7 @@ class AgentRunner(RunClient):
             tenant: As in `submit`.
             input: The run's input.
             concurrency_limit: As in `submit`.
+            tags: As in `submit`.
 
         Returns:
             The result of the run.
@@ -512,7 +514,7 @@ class AgentRunner(RunClient):
         result = await self._execute_new(
             runtime, run_id, checked_input(input, params, input_data), recover, if_running, parent_run_id,
             await self.tenant_of_new_run(tenant, parent_run_id), concurrency_key, metadata=metadata, deadline=deadline,
-            concurrency_limit=concurrency_limit,
+            concurrency_limit=concurrency_limit, tags=tags,
         )  # fmt: skip
         return result.raise_for_status() if raise_on_error else result
 
@@ -541,7 +543,7 @@ class AgentRunner(RunClient):
         self, runtime: AgentRuntime, run_id: UUID | str | None, input_: Mapping[str, Any], recover: str,
         if_running: str, parent: UUID | str | None, tenant: str, concurrency_key: str | None = None,
         *, metadata: Mapping[str, Any] | None = None, deadline: _dt.datetime | float | None = None,
-        concurrency_limit: int = 1,
+        concurrency_limit: int = 1, tags: Iterable[str] = (),
     ) -> RunResult:  # fmt: skip
         key = concurrency_key_of(concurrency_key, input_, parent)
         if key and isinstance(key, str):
@@ -549,7 +551,7 @@ class AgentRunner(RunClient):
         row = self.backends.queue.new_row(
             run_id, runtime.key, input_, with_traceparent(metadata, self.tracer), parent_run_id=parent,
             concurrency_key=key, deadline=deadline, origin="inline" if recover == "inline" else "", tenant=tenant,
-            concurrency_limit=concurrency_limit,
+            concurrency_limit=concurrency_limit, tags=tags,
         )  # fmt: skip
         reopen, refused, refusals = True, "", 0
         while True:

@@ -42,6 +42,7 @@ from ..errors import (
     brief,
 )
 from ..queue.base import RunQueue
+from ..queue.contents import checked_tags
 from ..queue.records import (
     LIVE,
     SCHEDULE,
@@ -67,7 +68,8 @@ CATCH_UP: Final = ("last", "all", "none")
 OVERLAP: Final = ("skip", "queue", "cancel_previous")
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "input": None, "cron": None, "every": None, "timezone": "UTC", "catch_up": "last", "overlap": "skip", "jitter": 0,
-    "start": None, "end": None, "paused": False, "metadata": None, "priority": 0,
+    "start": None, "end": None, "paused": False, "metadata": None, "priority": 0, "concurrency_key": None,
+    "concurrency_limit": 1, "tags": (),
 }  # fmt: skip
 _CRON: Final = "a schedule with cron="
 _FIRST: Final = 2**31 - 1  # priority of the rows: runs that wait for a worker delay no tick
@@ -95,6 +97,9 @@ class Schedule:
         paused: Whether no tick fires.
         metadata: The metadata of each run.
         priority: The priority of each run.
+        concurrency_key: The concurrency key of each run.
+        concurrency_limit: How many runs of the concurrency key may be active.
+        tags: The tags of each run.
         tenant: The tenant that the schedule and its runs belong to.
         next_tick: The time of the next tick, None if there is none.
         last_tick: The time of the last tick that started a run.
@@ -118,6 +123,9 @@ class Schedule:
     paused: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
+    concurrency_key: str | None = None
+    concurrency_limit: int = 1
+    tags: tuple[str, ...] = ()
     tenant: str | None = None
     next_tick: _dt.datetime | None = None
     last_tick: _dt.datetime | None = None
@@ -163,8 +171,8 @@ class Schedule:
         times = {"start": shown(spec["start"]), "end": shown(spec["end"])}
         next_tick = None if spec["paused"] else ticks.after(state.decided)
         return cls(
-            **{**spec, **times}, tenant=row.tenant or None, next_tick=shown(next_tick), last_tick=shown(state.fired),
-            last_run_id=run_id, skipped=state.skipped,
+            **{**spec, **times, "tags": (*spec["tags"],)}, tenant=row.tenant or None, next_tick=shown(next_tick),
+            last_tick=shown(state.fired), last_run_id=run_id, skipped=state.skipped,
         )  # fmt: skip
 
 
@@ -301,6 +309,9 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
     for option, allowed in (("catch_up", CATCH_UP), ("overlap", OVERLAP)):
         if spec[option] not in allowed:
             raise must(option, f"be one of {', '.join(allowed)}", spec[option])
+    if spec["overlap"] == "queue" and (spec["concurrency_key"] is not None or spec["concurrency_limit"] != 1):
+        fix = "The runs of the schedule then execute one at a time. Use overlap='skip' for another key"
+        raise must("overlap", "be 'skip' or 'cancel_previous' with concurrency_key and concurrency_limit", "queue", fix)
     if not isinstance(spec["paused"], bool):
         raise must("paused", "be a bool", spec["paused"])
     _zone(spec["timezone"])
@@ -310,6 +321,7 @@ def _checked(spec: dict[str, Any]) -> dict[str, Any]:
     stored = spec | times | {
         "every": None if every is None else float(every), "jitter": checked_seconds("jitter", spec["jitter"]),
         "input": mapping("input", spec["input"]), "metadata": mapping("metadata", spec["metadata"]),
+        "tags": checked_tags(spec["tags"]),
     }  # fmt: skip
     if spec["cron"] is not None:
         if not isinstance(spec["cron"], str):
@@ -350,7 +362,8 @@ class Schedules:
         every: float | _dt.timedelta | None = None, timezone: str = "UTC", catch_up: str = "last",
         overlap: str = "skip", jitter: float = 0, start: _dt.datetime | float | None = None,
         end: _dt.datetime | float | None = None, paused: bool = False, metadata: Mapping[str, Any] | None = None,
-        priority: int = 0, tenant: str | None = None,
+        priority: int = 0, concurrency_key: str | None = None, concurrency_limit: int = 1, tags: Iterable[str] = (),
+        tenant: str | None = None,
     ) -> Schedule:  # fmt: skip
         """Store a schedule, or replace the stored schedule with that id.
 
@@ -374,6 +387,10 @@ class Schedules:
             paused: Whether to fire no tick.
             metadata: The metadata of each run.
             priority: The priority of each run.
+            concurrency_key: The concurrency key of each run, as in `submit`; not with `overlap="queue"`, which uses
+                a key of the schedule.
+            concurrency_limit: As in `submit`. Runs of a schedule have the rate limit of their agent or runner.
+            tags: The tags of each run.
             tenant: The tenant that the schedule and its runs belong to.
 
         Returns:
@@ -386,7 +403,8 @@ class Schedules:
         options = {
             "input": input, "cron": cron, "every": every, "timezone": timezone, "catch_up": catch_up,
             "overlap": overlap, "jitter": jitter, "start": start, "end": end, "paused": paused, "metadata": metadata,
-            "priority": priority,
+            "priority": priority, "concurrency_key": concurrency_key, "concurrency_limit": concurrency_limit,
+            "tags": tags,
         }  # fmt: skip
         spec, owner = self._specified(id, agent, options), checked_tenant(tenant)
         return await self._replaced(spec["id"], owner, lambda _: spec)
@@ -543,8 +561,9 @@ class Schedules:
         at = _dt.datetime.fromtimestamp(tick, _dt.UTC).isoformat()
         return self._new_run(
             spec["agent"], spec["input"], metadata=spec["metadata"] | {"schedule": spec["id"], "scheduled_at": at},
-            priority=spec["priority"], tenant=tenant or None,
-            concurrency_key=f"{SCHEDULED}{spec['id']}" if spec["overlap"] == "queue" else None,
+            priority=spec["priority"], tenant=tenant or None, tags=spec["tags"],
+            concurrency_key=f"{SCHEDULED}{spec['id']}" if spec["overlap"] == "queue" else spec["concurrency_key"],
+            concurrency_limit=spec["concurrency_limit"],
         ).with_values(run_id=run_id, run_key=key)  # fmt: skip
 
     # -- ticks, under the claim of a worker

@@ -13,8 +13,11 @@ from typing import Final
 
 from .._core.arguments import checked_tenant
 from .._core.validation import must
+from .._engines.base import Op
 from .._execution.context import conversation_id
 from ..errors import AgentRuntimeError
+from ..queue.base import RunQueue
+from ..queue.memory import InMemoryQueue
 from ..queue.records import LIVE, SCHEDULE, RunFilter, RunRow
 from .runner import AgentRunner
 
@@ -75,17 +78,21 @@ class _Assigning:
     def __init__(self, runner: AgentRunner, tenant: str, source: str, dry_run: bool) -> None:
         self._runner, self._queue, self._tenant, self._source = runner, runner.queue, tenant, source
         self._dry_run = dry_run
+        # A dry run moves copies of the runs with a concurrency key, so that the rules of the queue say what would be.
+        self._moved_in: RunQueue = InMemoryQueue(clock=runner.queue.clock) if dry_run else runner.queue
+        self._copied = set[str | None]()  # concurrency keys
+        self._copying = asyncio.Lock()
         self._conversations: set[str] = set()
         self._child_runs: set[str] = set()  # those found without the tenant: two runs of a page may be of one tree
         self.done = Assignment(tenant, source or None)
 
     async def move(self, wanted: RunFilter) -> None:
         # What an interrupted call left: nothing else would find it, because its run was moved.
-        async for rows in self._pages(wanted._replace(tenant=self._tenant)):
+        async for rows in _pages(self._queue, wanted._replace(tenant=self._tenant)):
             await _each(rows, self._follow)
         in_groups = list[RunRow]()
         wanted = wanted._replace(tenant=self._source)
-        async for rows in self._pages(wanted):
+        async for rows in _pages(self._queue, wanted):
             in_groups += [row for row in rows if _is_in_group(row)]
             await _each([row for row in rows if row.parent_id is None and not _is_in_group(row)], self._move_run)
             for row in rows:
@@ -96,12 +103,6 @@ class _Assigning:
             await self._move_run(row)
         for conversation in sorted(self._conversations):
             await self._move_conversation(conversation, wanted)
-
-    async def _pages(self, wanted: RunFilter) -> AsyncIterator[list[RunRow]]:
-        after = 0
-        while rows := await self._queue.find(wanted._replace(after=after)):
-            yield rows
-            after = rows[-1].arrival
 
     # -- runs
 
@@ -149,7 +150,7 @@ class _Assigning:
             if [each for each in await self._queue.find(of_key) if each.run_id != row.run_id]:
                 done.taken[row.run_id] = f"run {row.run_key!r}: the tenant has a run with this run_id"
                 return False
-        outcome = await (self._expected(row) if self._dry_run else self._queue.assign(row.run_id, self._tenant))
+        outcome = await self._outcome(row)
         name = row.run_key or row.run_id
         if outcome == "running":
             done.skipped[row.run_id] = f"run {name!r}: a worker executes it"
@@ -158,16 +159,28 @@ class _Assigning:
             done.taken[row.run_id] = f"run {name!r}: it has the {key} run of the tenant"
         return outcome == "assigned"
 
-    async def _expected(self, row: RunRow) -> str:
-        if row.status == "waiting" and await self._active(row, self._tenant):
-            return "taken"
-        return "running" if row.status == "running" else "assigned"
+    async def _outcome(self, row: RunRow) -> str:
+        if self._dry_run and not _is_in_group(row):
+            return "running" if row.status == "running" else "assigned"
+        return await (await self._queue_of(row)).assign(row.run_id, self._tenant)
+
+    async def _queue_of(self, row: RunRow) -> RunQueue:
+        """Return the queue in which a run with a concurrency key is moved, with all live runs of that key."""
+        async with self._copying:
+            if self._dry_run and row.concurrency_key not in self._copied:
+                self._copied.add(row.concurrency_key)
+                for tenant in (self._source, self._tenant):
+                    wanted = RunFilter(LIVE, concurrency_key=row.concurrency_key, tenant=tenant, limit=_PAGE)
+                    async for rows in _pages(self._queue, wanted):
+                        ops = [Op("queue.copy", (each.with_values(input="{}"), ())) for each in rows]
+                        await self._moved_in.commits.commit(None, ops)
+        return self._moved_in
 
     async def _behind(self, row: RunRow) -> str | None:
         """Return why a run must stay in its group: without the active run there, it could start beside that run."""
-        if self._dry_run or not row.blocked or not _is_in_group(row):
+        if not row.blocked or not _is_in_group(row):
             return None
-        now = await self._queue.row(row.run_id)
+        now = await (await self._queue_of(row)).row(row.run_id)
         active = None if now is None or not now.blocked else await self._active(now, self._source)
         if active is None:
             return None
@@ -179,7 +192,7 @@ class _Assigning:
         if not _is_in_group(row):
             return None
         wanted = RunFilter(LIVE, concurrency_key=row.concurrency_key, tenant=tenant, light=True, limit=_PAGE)
-        async for rows in self._pages(wanted):
+        async for rows in _pages(await self._queue_of(row), wanted):
             for each in rows:
                 if not each.blocked:
                     return each.run_key or each.run_id
@@ -191,7 +204,7 @@ class _Assigning:
         if self._source:
             self.done.kept[conversation] = f"conversation {conversation!r}: it belongs to tenant {self._source!r}"
             return
-        async for rows in self._pages(RunFilter(conversation=conversation, tenant=self._source, light=True)):
+        async for rows in _pages(self._queue, RunFilter(conversation=conversation, tenant=self._source, light=True)):
             for row in rows:
                 if not (self._dry_run and (row.parent_id is not None or wanted.admits(row))):
                     why = f"run {row.run_key or row.run_id!r} without a tenant names it"
@@ -214,6 +227,13 @@ class _Assigning:
 async def _exists(runner: AgentRunner, conversation: str) -> bool:
     named = conversation_id(conversation)
     return named is not None and await runner.persistence.conversations.get(named) is not None
+
+
+async def _pages(queue: RunQueue, wanted: RunFilter) -> AsyncIterator[list[RunRow]]:
+    after = 0
+    while rows := await queue.find(wanted._replace(after=after)):
+        yield rows
+        after = rows[-1].arrival
 
 
 def _is_in_group(row: RunRow) -> bool:

@@ -227,6 +227,11 @@ class _Schedule(Body):
     paused: bool = False
     metadata: dict[str, Any] = Field(default_factory=dict)
     priority: int = Field(default=0, ge=-(2**31) + 1, le=2**31 - 1, description="At most the server's `max_priority`.")
+    concurrency_key: str | None = Field(default=None, max_length=512)
+    concurrency_limit: int = Field(
+        default=1, ge=1, le=10_000, description="How many runs of the concurrency key may be active."
+    )
+    tags: list[str] = Field(default_factory=list, description="At most 32 tags of 1 to 128 characters.")
 
 
 class CronSchedule(_Schedule):
@@ -388,6 +393,9 @@ class Schedule(Shape):
     paused: bool
     metadata: dict[str, Any]
     priority: int
+    concurrency_key: str | None
+    concurrency_limit: int
+    tags: list[str]
     next_tick: str | None
     last_tick: str | None
     last_run_id: str | None

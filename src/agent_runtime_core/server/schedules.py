@@ -26,7 +26,8 @@ router: APIRouter = APIRouter(tags=["schedules"], default_response_class=Reply)
 
 Actor = Annotated[Caller, require("act")]
 Submitter = Annotated[Caller, require("run")]
-_FIELDS = {"schedule": "id", "every": "every", **{each: each for each in documents.CronSchedule.model_fields}}
+_NAMED = {each: each for each in documents.CronSchedule.model_fields}
+_FIELDS = {"schedule": "id", "every": "every", "tag": "tags", **_NAMED}
 _ANSWERS = answers(404, writes=True, ok_200=documents.Schedule)
 _OF_PUT = answers(404, 409, writes=True, ok_200=documents.Schedule)
 
@@ -41,7 +42,10 @@ async def put_schedule(request: Request, id: str, body: documents.NewSchedule, c
         check_pools(body.input)
         if body.priority > state.settings.max_priority:
             raise must("priority", f"be at most {state.settings.max_priority}", body.priority)
-        run = runner.new_run(body.agent, body.input, metadata=body.metadata, priority=body.priority, tenant=tenant)
+        run = runner.new_run(
+            body.agent, body.input, metadata=body.metadata, priority=body.priority, tenant=tenant,
+            concurrency_key=body.concurrency_key, concurrency_limit=body.concurrency_limit, tags=body.tags,
+        )  # fmt: skip
         await check_new(state, caller, run)
         stored = await runner.schedules.row(id, tenant=tenant)
         if stored is not None and not await is_visible(runner.queue, caller, stored, "act"):

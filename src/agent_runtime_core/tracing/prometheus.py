@@ -52,7 +52,7 @@ _HISTOGRAMS: Final = {
 #: Values that are read at each scrape: their type and their labels.
 _READ: Final = {
     "queue_depth": ("gauge", "Stored runs that have not finished", ("agent", "state")),
-    "queue_oldest_seconds": ("gauge", "Age of the oldest pending run", ("agent",)),
+    "queue_oldest_seconds": ("gauge", "Age of the oldest run that waits for a worker since it was stored", ("agent",)),
     "dead": ("gauge", "Stored runs that are dead", ()),
     "streams": ("gauge", "Open event streams and sockets", ("kind",)),
     "streams_cut": ("counter", "Streams and sockets that were closed because their client accepted nothing", ()),

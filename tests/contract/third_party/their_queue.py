@@ -65,12 +65,14 @@ class TheirRows(RunTransitions):
 
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = [row for row in self.tx.runs.values() if 0 < row.due_at <= wall]
-        self.tx.runs.update((row.run_id, row._replace(status="pending", due_at=0.0)) for row in due)
+        self.tx.runs.update(
+            (row.run_id, row._replace(status="pending", due_at=0.0, updated_at=row.due_at)) for row in due
+        )
         return list({(key, row.tenant): 1 for row in due if (key := row.concurrency_key) and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.status == status]
-        return [row for row in rows if want.agents is None or row.agent in want.agents]
+        return [row for row in rows if want.admits(row.agent)]
 
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = sorted(self._wanted(want, "running"), key=lambda row: row.lease_until)

@@ -56,12 +56,13 @@ class TheirSQLRows(RunTransitions):
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
         due = found(self.tx, "WHERE status IN ('pending', 'waiting') AND due_at > 0 AND due_at <= ?", wall)
         for row in due:
-            self.save(row._replace(status="pending", due_at=0.0))
+            self.save(row._replace(status="pending", due_at=0.0, updated_at=row.due_at))
         return list({(row.concurrency_key, row.tenant) for row in due if row.concurrency_key and row.blocked == 1})
 
     def _wanted(self, want: ClaimRequest, where: str, order: str, *values: Any) -> list[RunRow]:
-        if want.agents is not None:
-            where, values = f"{where} AND agent IN ({', '.join('?' * len(want.agents))})", (*values, *want.agents)
+        stored = (agent for (agent,) in self.tx.conn.execute("SELECT DISTINCT agent FROM runs"))
+        agents = [*filter(want.admits, stored)]
+        where, values = f"{where} AND agent IN ({', '.join('?' * len(agents))})", (*values, *agents)
         return found(self.tx, f"WHERE origin = '' AND {where} ORDER BY {order}", *values)
 
     def claimable(self, want: ClaimRequest, limit: int) -> list[RunRow]:

@@ -23,10 +23,12 @@ _NETWORK = {
 _NAME = re.compile(r"\barc_(\w+)")
 _HINT = re.compile(r" (?:INDEXED BY \w+|NOT INDEXED)")
 NAMED = re.compile(r"(?<![:\w]):([a-z]\w*)")
-# What SQLite writes in another way. It keeps the last runs out of some indexes; here all runs are listed.
+# What SQLite writes in another way. It keeps the last runs out of some indexes; here all runs are listed. The oldest
+# run is looked for among the ready runs: a read in the order of creation could pass all runs that have ended.
 _WORDS = (
     ("SELECT value FROM json_each(%s)", "SELECT value::bigint FROM json_array_elements_text(%s::json)"),
     ("instr(", "strpos("),
+    ("SELECT min(created_at)", "SELECT min(+created_at)"),
     ("listed = 1", "TRUE"),
     ("listed = 0", "FALSE"),
 )

@@ -8,6 +8,7 @@ import { ApiError, source } from "./source.js";
 import { ApprovalsPage } from "./pages/approvals.js";
 import { ComparePage } from "./pages/compare.js";
 import { DashboardPage } from "./pages/dashboard.js";
+import { PoolsPage } from "./pages/pools.js";
 import { RunPage } from "./pages/run.js";
 import { DeadPage, RunsPage } from "./pages/runs.js";
 import { SchedulesPage } from "./pages/schedules.js";
@@ -15,7 +16,7 @@ import { AboutPage, AgentsPage, QueuePage, UsagePage } from "./pages/store.js";
 import { WorkersPage } from "./pages/workers.js";
 
 // -- The keys that work on every page.
-const GO = { r: "runs", o: "dashboard", a: "approvals", q: "queue", w: "workers", s: "schedules", d: "dead", u: "usage", e: "agents" };
+const GO = { r: "runs", o: "dashboard", a: "approvals", q: "queue", w: "workers", s: "schedules", p: "pools", d: "dead", u: "usage", e: "agents" };
 const KEYS = [
   ["/", "Search"],
   ["j k", "Next and previous row"],
@@ -114,6 +115,7 @@ const PAGES = [
   ["queue", "Queue", QueuePage],
   ["workers", "Workers", WorkersPage],
   ["schedules", "Schedules", SchedulesPage],
+  ["pools", "Pools", PoolsPage],
   ["dead", "Dead", DeadPage],
   ["usage", "Usage", UsagePage],
   ["agents", "Agents", AgentsPage],

@@ -11,7 +11,7 @@ from ..._core.ids import new_ulid
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
 from ...queue.base import RunQueue
-from ...queue.records import ABANDONED, ClaimRequest, ProcessRow, RowChanged, RunFilter, RunRow
+from ...queue.records import ABANDONED, SCHEDULE, ClaimRequest, ProcessRow, RowChanged, RunFilter, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import Cases, accepted, refused, same, turns
 from .queue_fixtures import LEASE, Case, Make, add, claim_new, drain, margin, names, one, opened, settle
@@ -49,6 +49,20 @@ async def dropped_runs_come_before_new_ones(make: Make) -> None:
         batch = await queue.claim("w2", LEASE, limit=2)
         same(names(batch), ["dropped", "new"], "the order of claims")
         same(batch[0].attempt, dropped.attempt + 1, "the attempt of the run with an expired lease")
+
+
+@CASES
+async def a_claim_without_agents_claims_no_schedule(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        schedule = await queue.insert(queue.new_row(None, SCHEDULE, {}, {}, 9))
+        await add(queue, "a")
+        same(names(await queue.claim_rows("w", LEASE, limit=5)), ["a"], "the rows claimed without agents")
+        [claimed] = await queue.claim_rows("w", LEASE, agent_keys=["a", SCHEDULE])
+        same(claimed.run_id, schedule.run_id, "the schedule claimed by its agent")
+        clock.advance(LEASE + 1)
+        same(names(await queue.claim_rows("w", LEASE, limit=5)), ["a"], "the rows claimed after their leases expired")
+        [again] = await queue.claim_rows("w", LEASE, agent_keys=[SCHEDULE])
+        same((again.run_id, again.crashes), (schedule.run_id, 1), "the schedule claimed again")
 
 
 @CASES

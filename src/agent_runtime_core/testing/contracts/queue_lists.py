@@ -290,8 +290,7 @@ async def runs_are_counted(make: Make) -> None:
         await settle(queue, await claim_new(queue, "x"), "failed", reason="signal")
         runs = {("pending", "a"): 1, ("pending", "b"): 1, ("pending", "late"): 1, ("waiting", "x"): 4,
                 ("waiting", "y"): 1, ("failed", "x"): 1}  # fmt: skip
-        late = (await queue.find(RunFilter(agent="late")))[0]
-        oldest = {"a": rows[0].created_at, "b": rows[1].created_at, "late": late.created_at}
+        oldest = {"a": rows[0].created_at, "b": rows[1].created_at}
         expected = RunCounts(runs, oldest, 2, {"signal": 2, "sleep": 2, "": 1})
         same(await queue.counts(), expected, "the counts")
         await queue.cancel(rows[0].run_id)
@@ -302,6 +301,38 @@ async def runs_are_counted(make: Make) -> None:
             await delete(queue, row)
         del runs["cancelled", "a"], runs["failed", "x"]
         same((await queue.counts()).runs, runs, "the counts after two runs were deleted")
+
+
+@CASES
+async def the_oldest_pending_run_waits_for_a_worker_since_it_was_stored(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await queue.enqueue("late", "a", {}, delay=330)
+        await queue.enqueue("retried", "a", {})
+        for number in range(300):  # more than a backend reads with one request
+            clock.advance(1)
+            await queue.enqueue(f"later{number}", "a", {}, delay=3600)
+        await settle(queue, (await queue.claim_rows("w"))[0], "pending", due_at=clock.wall() + 60, failures=1)
+        same((await queue.counts()).oldest_pending, {}, "the oldest run, if all are due later")
+        clock.advance(1)
+        await queue.enqueue("first", "a", {}, concurrency_key="k")
+        first = await queue.require("first")
+        clock.advance(1)
+        await queue.enqueue("blocked", "b", {}, concurrency_key="k")
+        same((await queue.counts()).oldest_pending, {"a": first.created_at}, "the oldest run")
+        clock.advance(60)
+        await queue.claim_rows("w", agent_keys=["none"])  # makes runs ready that are due
+        rows = {row.run_key: row for row in await queue.find(RunFilter(agent="a", limit=1000))}
+        same([rows[name].due_at for name in ("late", "retried")], [0.0, 0.0], "the times of runs that were due")
+        same(rows["late"].updated_at, rows["late"].created_at + 330, "when a run that became due was updated")
+        same((await queue.counts()).oldest_pending, {"a": first.created_at}, "the oldest run after others became due")
+        every = await queue.find(RunFilter(limit=1000))
+        same(await queue.counts(), RunCounts.of(every), "the counts, and the counts of all rows")
+        while (row := (await queue.claim_rows("w"))[0]).run_key != "first":
+            await settle(queue, row, "succeeded")
+        same((await queue.counts()).oldest_pending, {}, "the oldest run after the first was claimed")
+        await settle(queue, row, "succeeded")
+        blocked = await queue.require("blocked")
+        same((await queue.counts()).oldest_pending, {"b": blocked.created_at}, "the oldest run after it was unblocked")
 
 
 @CASES

@@ -36,7 +36,7 @@ export function RunPage({ route, runId, tab = "timeline" }) {
       <${RunActions} run=${run} live=${live} onDone=${done} />
     <//>
     ${query.error && html`<${Failed} error=${query.error} retry=${query.reload} />`}
-    ${live && html`<${Waits} run=${run} />`}
+    <${Why} run=${run} />
     ${(run.questions || []).map((each) => html`<${Question} key=${each.request_id} question=${each} onDone=${() => done("The answer is stored.")} />`)}
     ${run.error_info && html`<section class="run-error" aria-label="Error">
       <p><strong class="failed-title">${live ? "Last error: " : ""}${run.error_info.type}:</strong> ${run.error_info.message}</p>
@@ -66,18 +66,17 @@ const DONE = { fork: "Forked", answer: "Answered", cancel: "Cancelled", resume: 
 
 const hasValue = (value) => value !== null && value !== undefined && (typeof value !== "object" || Object.keys(value).length > 0);
 
-/** What the run waits for, and why it does not run although it could. */
-function Waits({ run }) {
-  const asked = (run.questions || []).map((each) => each.name);
-  const waits = run.waiting_for.filter((each) => !asked.includes(each.name));
+/** Why the run is where it is, in the words of the list. Its error and its open questions have their own places. */
+function Why({ run }) {
+  const asked = (run.questions || []).map(({ name }) => name);
+  const all = Array.isArray(run.why) ? run.why : []; // a redacted file has no texts
+  const why = all.filter(({ kind }) => kind !== "error" && (kind !== "question" || !asked.length));
+  const isSaid = (name) => asked.includes(name) || all.some(({ text }) => text.includes(`'${name}'`));
   const lines = [
-    ...waits.map((each) => html`Waits for the ${each.kind} <strong class="break">${each.name}</strong>.`),
-    !waits.length && !asked.length && run.reason && `Waits: ${run.reason}.`,
-    run.state === "pending" && Date.parse(run.scheduled_at) > Date.now() && `Starts at ${localTime(run.scheduled_at)}.`,
-    run.queued_behind_key && html`Another run has the concurrency key <strong class="break">${run.concurrency_key}</strong>.`,
-    run.cancel_requested && "Cancellation is requested.",
-  ].filter(Boolean);
-  return lines.length > 0 && html`<ul class="standing">${lines.map((each) => html`<li>${each}</li>`)}</ul>`;
+    ...why.map(({ text, run_id: id }) => (id && !source.exported ? html`<a class="break" href=${href(["runs", id])}>${text}</a>` : html`<span class="break">${text}</span>`)),
+    ...run.waiting_for.filter(({ name }) => !isSaid(name)).map(({ kind, name }) => html`<span class="break">waits for the ${kind} '${name}'</span>`),
+  ];
+  return lines.length > 0 && html`<ul class=${isLive(run.state) ? "standing" : "standing quiet"} aria-label="Why the run is here">${lines.map((each, at) => html`<li key=${at}>${each}</li>`)}</ul>`;
 }
 
 const used = (value, limit, format) => (limit ? `${format(value || 0)} of ${format(limit)}` : format(value));

@@ -72,7 +72,8 @@ function Shown({ schedule }) {
       ["Agent", html`<a href=${href(["runs"], { agent: schedule.agent })}>${schedule.agent}</a>`], ["Ticks", ticksOf(schedule)],
       ["Next tick", html`<${Next} schedule=${schedule} />`], ["Last tick", schedule.last_tick && html`<${Ago} time=${schedule.last_tick} />`],
       ["Skipped", schedule.skipped > 0 && plural(schedule.skipped, "tick")], ["After an outage", CATCH_UP[schedule.catch_up]],
-      ["Overlap", OVERLAP[schedule.overlap]], ["Jitter", schedule.jitter > 0 && `up to ${schedule.jitter} s`],
+      ["Overlap", OVERLAP[schedule.overlap]], ["Tags", schedule.tags.join(", ")],
+      ["Concurrency key", schedule.concurrency_key && `${schedule.concurrency_key}, ${plural(schedule.concurrency_limit, "active run")}`], ["Jitter", schedule.jitter > 0 && `up to ${schedule.jitter} s`],
       ["Start", localTime(schedule.start)], ["End", localTime(schedule.end)],
     ]} /></section>
     <section class="section"><h2>Next ticks</h2>
