@@ -217,7 +217,7 @@ BUDGET: dict[str, int] = {
     "cli": 3398,
     "integrations": 3048,
     "queue": 4087,
-    "_views": 2771,
+    "_views": 2774,
     "tools": 2244,
     "loop": 1733,
     "planning": 1556,
