@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from agent_runtime_core._core.ids import new_ulid
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.queue import MailboxMessage, RowChanged, RunFilter, RunQueue, RunRow, RunUpdate, get_queue
+from agent_runtime_core.queue.rate_limits import counted_rate
 from agent_runtime_core.queue.records import LIVE, QUESTION, answer_id
 from agent_runtime_core.testing.clock import VirtualClock
 
@@ -58,7 +59,7 @@ def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
 
 COMMITS = commits_of(KINDS, [0.0, 0.0, 0.5, LEASE + 1, LATER + 1])
 #: Many runs with rate limits, and few with anything else that delays or blocks them.
-LIMITED = commits_of(KINDS_OF_LIMITED, [0.0, 0.0, 0.125, 1.0, 3.0, 6.0, LEASE + 1])
+LIMITED = commits_of(KINDS_OF_LIMITED, [0.0, 0.0, 0.125, 1.0, 3.0, 6.0, LEASE + 1, -4.0, -20.0, -90.0])
 
 
 class Places:
@@ -152,6 +153,7 @@ class Places:
             crashes=row.crashes, crashes_in_row=rng.choice([0, row.crashes_in_row]), min_step_count=row.min_step_count,
             output='{"o":1}' if status == "succeeded" else None, cursor=rng.choice([-1, -1, row.mail_seq]),
             renew=self.ulid(rng) if status == "running" and rng.random() < 0.5 else "",
+            take_back=counted_rate(row) if status == "pending" and rng.random() < 0.8 else "",
         )  # fmt: skip
 
     def ulid(self, rng: random.Random) -> str:
@@ -238,7 +240,7 @@ async def play(
     made = 0
     async with places(redis_url, folder, number, limited=limited) as at:
         for seconds, acts in commits:
-            at.clock.advance(seconds)
+            at.clock.set_wall(at.clock.wall() + seconds) if seconds < 0 else at.clock.advance(seconds)
             ops = [found for act in acts if (found := await at.ops(act)) is not None]
             if not ops:
                 continue

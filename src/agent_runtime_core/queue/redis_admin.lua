@@ -147,15 +147,6 @@ applied['queue.post'] = function(run, kind, name, payload, id)
   return {row and row[STATUS] or 'unknown', seq or 0}
 end
 
--- Lets the next run of a rate limit start when a delayed run, which left the line, would have started.
-local function pass_on(rate, agent, due_at)
-  local after = first_limited(rate, agent)
-  if after and tonumber(after[DUE_AT]) > tonumber(due_at) then
-    after[DUE_AT] = due_at
-    changed(after)
-  end
-end
-
 ops['queue.end'] = function(run, statuses, status, at, reason)
   local row = expect(run, statuses)
   fence(run, nil)
