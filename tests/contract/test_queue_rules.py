@@ -47,7 +47,7 @@ KINDS = (
     *["insert"] * 3, *["claim"] * 4, *["settle"] * 4, *["post"] * 3, "take", "take", "end", "reopen", "delete", "beat",
     "assign", "abandoned", "rewrite",
 )  # fmt: skip
-KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat", "assign")
+KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 5, "post", "end", "end", "reopen", "beat", "assign")
 
 
 def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
@@ -76,6 +76,10 @@ class Places:
         """Return the operation of an act for each engine; None if the act needs a stored row."""
         rng, now, run_id = random.Random(act.pick), self.clock.wall(), IDS[act.run]
         row: RunRow | None = await self.queues[0].read("row", run_id)
+        if self.limited and act.kind == "settle":  # most runs of a limit wait
+            running = await self.queues[0].read("find", RunFilter(("running",)))
+            row = rng.choice(running) if running else row
+            run_id = run_id if row is None else row.run_id
         args: tuple[Any, ...]
         match act.kind:
             case "insert":
@@ -145,6 +149,8 @@ class Places:
 
     def update(self, row: RunRow, rng: random.Random) -> RunUpdate:
         status = rng.choice(["waiting", "waiting", "pending", "succeeded", "failed", "running", "dead"])
+        if self.limited and rng.random() < 0.5:
+            status = "pending"
         late = status in ("waiting", "pending") and rng.random() < 0.5
         return RunUpdate(
             row.claim_id if rng.random() < 0.9 else self.ulid(rng), status, self.clock.wall(),

@@ -703,6 +703,14 @@ class _UncountedTakeover(_LimitedRows):
         return [row._replace(rate=None) for row in super().expired_leases(want, limit)]
 
 
+class _CancelsLater(_LimitedRows):
+    def save(self, row: RunRow) -> None:
+        before = self.tx.runs.get(row.run_id)
+        if before is not None and before.due_at and row.status == "pending" and row.cancel_at is not None:
+            row = row._replace(due_at=before.due_at)
+        super().save(row)
+
+
 class _KeepsStarts(_LimitedRows):
     def settle(self, run_id: str, how: RunUpdate) -> RunRow:
         return super().settle(run_id, how._replace(take_back=""))
@@ -850,6 +858,7 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_limited(_NoneIsDelayed), queue_limits.a_delayed_run_that_is_cancelled_lets_the_next_one_start_when_it_would_have),
     (_limited(_KeepsStarts), queue_limits.a_release_of_a_run_under_whose_claim_nothing_ran_takes_its_start_back),
     (_limited(_TakesBackAny), queue_limits.a_release_of_a_run_under_whose_claim_nothing_ran_takes_its_start_back),
+    (_limited(_CancelsLater), queue_limits.delayed_runs_that_are_cancelled_leave_their_times_to_others),
     (_limited(_KeepsStarts), queue_limits.tickets_that_are_given_back_use_up_no_start),
     (_limited(_ChangesClaimTimes), queue_limits.only_the_rate_limit_that_counted_a_claim_takes_its_start_back),
     (_limited(_KeepsDueTimes), queue_limits.after_the_clock_was_set_back_delayed_runs_start_as_soon_as_there_is_room),

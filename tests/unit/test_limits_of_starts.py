@@ -204,6 +204,30 @@ async def test_an_overdue_retry_counts_as_a_start_after_the_clock_was_set_back()
         assert runs[-1] < 200.0
 
 
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel_previous"])
+async def test_runs_of_a_schedule_start_as_often_as_their_rate_limit_allows(overlap: str) -> None:
+    clock, starts = VirtualClock(), list[float]()
+
+    class Ticks(Mailer):
+        rate_limit = RateLimit(1, per=100.0)
+
+        async def run(self, ctx: Any) -> RunResult:
+            starts.append(clock.boot())
+            return RunResult()
+
+    registry = Registry()
+    registry.register(Ticks())
+    async with AgentRunner(InMemoryQueue(clock=clock), registry=registry) as runner:
+        await runner.schedules.put("ticks", "mailer", every=10, overlap=overlap)
+        for _ in range(60):
+            clock.advance(5.0)
+            while await runner.run_once():
+                pass
+        assert starts == [10.0, 110.0, 210.0]
+        waiting = await runner.runs(status="pending")
+        assert len(waiting) == (27 if overlap == "queue" else 1)
+
+
 async def test_turns_are_stored_by_runners_that_take_turns() -> None:
     async with opened() as runner:
         assert (await stored(runner, "other", tenant="t")).turn is None

@@ -326,7 +326,7 @@ class PostgresTransitions(ServerLeases):
         return True, row[0] if row else None
 
     def shared_states(self, prefix: str) -> Mapping[str, str]:
-        return _shared(self.tx, prefix)  # type: ignore[arg-type]
+        return _shared(self.tx.conn, prefix)  # type: ignore[arg-type]
 
     def clock_seen(self) -> dict[str, float]:
         seen: dict[str, float] = vars(self.tx.engine).setdefault("clock_seen", {})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from .records import RATE_LIMITED, RunRow
@@ -102,6 +103,7 @@ class _Line:
         self.left: list[float] = left
         self.window = Window(per, [tuple(cell) for cell in cells])
         self._is_next_known = False
+        self._is_checked = False
 
     def text(self) -> str:
         left = ",".join(map(repr, self.left))
@@ -112,6 +114,13 @@ class _Line:
         self.window.shift(seconds)
         self.tail -= seconds
         self.left = [each - seconds for each in self.left]
+
+    def forget_ended(self, free: float, next_delayed: Callable[[], RunRow | None]) -> None:
+        """Forget the times of delayed runs if all of them have ended, before a run is delayed until `free` or later."""
+        if self.tail > free and not self._is_checked:
+            if next_delayed() is None:
+                self.tail, self.left = 0.0, []
+            self._is_checked = True
 
     def started_before_due(self, row: RunRow, now: float) -> None:
         self.left = sorted(each for each in (*self.left, row.due_at) if each > now)[:MOST_LEFT]
@@ -220,6 +229,7 @@ class Starts:
         if free > self._now:
             if is_over:
                 return row, self._now
+            line.forget_ended(free, partial(self._rows.next_rate_limited, row.rate, row.agent))
             return self._delay(row, line.due(row, rate, free))
         first = self._rows.next_rate_limited(row.rate, row.agent)
         if first is None:

@@ -123,6 +123,7 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   local row = get(run)
   if not row then return {'unknown', 0} end
   local was, seq = row[STATUS], mailed(run, id)
+  local due_at, was_limited = row[DUE_AT], is_limited(row, row[RATE], row[AGENT])
   if seq or not LIVE[was] then return {was, seq or 0} end
   seq = row[MAIL_SEQ] + 1
   tx.messages = tx.messages or {}
@@ -133,10 +134,12 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   if kind == 'cancel' and row[CANCEL_AT] == null then
     -- No later claim runs its code, so any worker may end it if its own process has ended or released it.
     row[CANCEL_AT], row[ORIGIN] = at, ''
+    if was == 'pending' then row[DUE_AT] = '0' end  -- its next claim cancels it, so it must not be delayed
     if row[HELD] == ASIDE then enter(row) end
   end
   if was == 'waiting' then row[STATUS], row[DUE_AT] = 'pending', '0' end
   save(row)
+  if was_limited and row[DUE_AT] == '0' then pass_on(row[RATE], row[AGENT], due_at) end
   ring('mail')
   return {was, seq}
 end

@@ -377,6 +377,10 @@ local function startable(row, want)
   local free, ends = free_at(line, starts, at), is_over(row, at)
   if free > at then
     if ends then return row end
+    if line.tail > free and not want.checked[line] then
+      if not first_limited(row[RATE], row[AGENT]) then line.tail, line.left = 0, {} end
+      want.checked[line] = true
+    end
     delay(row, due_of(line, row, starts, free, want))
     want.delayed = want.delayed + 1
     return nil
@@ -445,7 +449,7 @@ end
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
-  want.delayed, want.next_known = 0, {}
+  want.delayed, want.next_known, want.checked = 0, {}, {}
   local function take(rows, most)
     for i = 1, math.min(#rows, most) do
       local row = rows[i]

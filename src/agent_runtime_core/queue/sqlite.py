@@ -399,7 +399,7 @@ class SQLiteTransitions(RunTransitions):
             self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
 
     def shared_states(self, prefix: str) -> Mapping[str, str]:
-        return _shared(self.tx, prefix)
+        return dict(self.tx.execute(_SHARED, (prefix, end_of_prefix(prefix))).fetchall())
 
     def clock_seen(self) -> dict[str, float]:
         seen: dict[str, float] = vars(self.tx.engine).setdefault("clock_seen", {})

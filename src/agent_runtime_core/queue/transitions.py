@@ -854,11 +854,15 @@ class RunTransitions(ABC):
         if mail.kind == "cancel" and row.cancel_at is None:
             # No later claim runs its code, so any worker may end it if its own process has ended or released it.
             after = after.with_values(cancel_at=mail.t, origin="")
+            if row.status == "pending":  # its next claim cancels it, so it must not be delayed
+                after = after.with_values(due_at=0.0)
             if after.blocked == SET_ASIDE:
                 after = self._enter_group(after)
         if row.status == "waiting":
             after = after.with_values(status="pending", due_at=0.0)
         self._save(after)
+        if is_rate_limited(row) and not after.due_at:
+            self._pass_on(row)
         self.notify("mail")
         return (row.status, seq)
 

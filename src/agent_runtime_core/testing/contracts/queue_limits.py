@@ -470,3 +470,24 @@ async def after_the_clock_was_set_back_delayed_runs_start_as_soon_as_there_is_ro
         same(sorted(row.run_id for row in rows), sorted(ids[1:4]), "the runs that start after the clock was set back")
         same(most(rows, 10.0), 1, "the most starts in ten seconds")
         same((rows[0].claimed_at or 0.0) - at >= 10.0, True, "whether the first start kept its age")
+
+
+@CASES
+async def delayed_runs_that_are_cancelled_leave_their_times_to_others(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        slow = RateLimit(1, per=100.0)
+        ids = await add(queue, "agent", "agent", "agent", rate_limit=slow)
+        await queue.claim_rows("w", 1e9, limit=9)
+        await queue.post(ids[1], "cancel", "", "null")
+        [row] = await queue.claim_rows("w", 1e9, limit=9)
+        same((row.run_id, row.cancel_at is None), (ids[1], False), "the run that is claimed to be cancelled")
+        await settle(queue, row, "cancelled")
+        await queue.cancel(ids[2])
+        clock.advance(50.0)
+        ids += await add(queue, "agent", rate_limit=slow)
+        same(await queue.claim_rows("w", 1e9, limit=9), [], "the claimable runs while the new run has to wait")
+        clock.advance(50.5)
+        same([row.run_id for row in await queue.claim_rows("w", 1e9, limit=9)], ids[3:], "the run of the next period")
