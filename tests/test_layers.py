@@ -205,9 +205,9 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 9509,
-    "runner": 8258,
-    "_execution": 6268,
+    "testing": 9614,
+    "runner": 8279,
+    "_execution": 6273,
     "persistence": 5901,
     "llm": 3961,
     "_engines": 6134,
@@ -216,7 +216,7 @@ BUDGET: dict[str, int] = {
     "server": 3107,
     "cli": 3398,
     "integrations": 3048,
-    "queue": 4061,
+    "queue": 4178,
     "_views": 2721,
     "tools": 2244,
     "loop": 1733,

@@ -35,7 +35,7 @@ from .settings import RunnerConfig
 #: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
 NOTICE_SECONDS = 0.05
 OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose contents this process could not read
-OUTAGE_REASON = "outage"  # of the row of a run that continues after an outage of its store
+_OUTAGE = "outage"  # reason of the row of a run that continues after an outage of its store
 OUTAGE_PAUSE = 0.25  # seconds between two attempts to write during an outage
 
 
@@ -118,6 +118,11 @@ class HeldClaim(LeasedRun):
     def label(self) -> str:
         """The run and its agent, as messages name them."""
         return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether an execution before this one was interrupted, and could not write any more."""
+        return self.row.crashes_in_row > 0 or self.row.reason == _OUTAGE
 
     def fenced_writes(self, *, of_code: bool = False) -> FencedWrites:
         """Return the claim of the present attempt, for stores other than the run's own.
@@ -248,7 +253,7 @@ class HeldClaim(LeasedRun):
         row, began = self.row, self.clock.monotonic()
         await self.renew(failures=row.failures, crashes_in_row=row.crashes_in_row)
         self.control.resume_after_outage(self.clock.monotonic())
-        self.replace_row(parked=int(self.attempt_recorded), reason=OUTAGE_REASON)
+        self.replace_row(parked=int(self.attempt_recorded), reason=_OUTAGE)
         log.info("%s continues after an outage of its store, attempt %d", self.label, row.attempt)
         return StoreOutage.of(self._queue_commits, self.clock).failed_at < began
 

@@ -45,15 +45,7 @@ from ..queue.records import LIMITS, RowChanged, RunRow, unreadable
 from ..status import RunStatus
 from . import outcomes
 from .backends import Backends
-from .claim import (
-    OUTAGE_DELAY,
-    OUTAGE_PAUSE,
-    OUTAGE_REASON,
-    HeldClaim,
-    crashes_without_progress,
-    error_name,
-    is_crash_suspect,
-)
+from .claim import OUTAGE_DELAY, OUTAGE_PAUSE, HeldClaim, crashes_without_progress, error_name, is_crash_suspect
 from .completion_hooks import HistoryReader
 from .finding import VERSION
 from .guarded_calls import GuardedCalls
@@ -277,7 +269,7 @@ class RunExecution:
         if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
             await self.recorder.fence(self.claim.fenced_writes())
         journal = StepJournal(writer, records, self.control)
-        if row.crashes_in_row or row.reason == OUTAGE_REASON:
+        if self.claim.is_takeover:
             await self._give_back_earlier()
         if journal.view.pools:
             writer.reservations[_EARLIER] = [*journal.view.pools]
