@@ -205,9 +205,9 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 9550,
-    "runner": 8291,
-    "_execution": 6268,
+    "testing": 9655,
+    "runner": 8312,
+    "_execution": 6273,
     "persistence": 5901,
     "llm": 3961,
     "_engines": 6135,
@@ -216,7 +216,7 @@ BUDGET: dict[str, int] = {
     "server": 3119,
     "cli": 3398,
     "integrations": 3048,
-    "queue": 4087,
+    "queue": 4204,
     "_views": 2774,
     "tools": 2244,
     "loop": 1733,

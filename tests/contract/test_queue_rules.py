@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from agent_runtime_core._core.ids import new_ulid
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.queue import MailboxMessage, RowChanged, RunFilter, RunQueue, RunRow, RunUpdate, get_queue
+from agent_runtime_core.queue.rate_limits import counted_rate
 from agent_runtime_core.queue.records import LIVE, QUESTION, answer_id
 from agent_runtime_core.testing.clock import VirtualClock
 
@@ -46,7 +47,7 @@ KINDS = (
     *["insert"] * 3, *["claim"] * 4, *["settle"] * 4, *["post"] * 3, "take", "take", "end", "reopen", "delete", "beat",
     "assign", "abandoned", "rewrite",
 )  # fmt: skip
-KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 3, "post", "end", "end", "reopen", "beat", "assign")
+KINDS_OF_LIMITED = (*["insert"] * 6, *["claim"] * 6, *["settle"] * 5, "post", "end", "end", "reopen", "beat", "assign")
 
 
 def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
@@ -58,7 +59,7 @@ def commits_of(kinds: Sequence[str], seconds: Sequence[float]) -> Any:
 
 COMMITS = commits_of(KINDS, [0.0, 0.0, 0.5, LEASE + 1, LATER + 1])
 #: Many runs with rate limits, and few with anything else that delays or blocks them.
-LIMITED = commits_of(KINDS_OF_LIMITED, [0.0, 0.0, 0.125, 1.0, 3.0, 6.0, LEASE + 1])
+LIMITED = commits_of(KINDS_OF_LIMITED, [0.0, 0.0, 0.125, 1.0, 3.0, 6.0, LEASE + 1, -4.0, -20.0, -90.0])
 
 
 class Places:
@@ -75,6 +76,10 @@ class Places:
         """Return the operation of an act for each engine; None if the act needs a stored row."""
         rng, now, run_id = random.Random(act.pick), self.clock.wall(), IDS[act.run]
         row: RunRow | None = await self.queues[0].read("row", run_id)
+        if self.limited and act.kind == "settle":  # most runs of a limit wait
+            running = await self.queues[0].read("find", RunFilter(("running",)))
+            row = rng.choice(running) if running else row
+            run_id = run_id if row is None else row.run_id
         args: tuple[Any, ...]
         match act.kind:
             case "insert":
@@ -144,6 +149,8 @@ class Places:
 
     def update(self, row: RunRow, rng: random.Random) -> RunUpdate:
         status = rng.choice(["waiting", "waiting", "pending", "succeeded", "failed", "running", "dead"])
+        if self.limited and rng.random() < 0.5:
+            status = "pending"
         late = status in ("waiting", "pending") and rng.random() < 0.5
         return RunUpdate(
             row.claim_id if rng.random() < 0.9 else self.ulid(rng), status, self.clock.wall(),
@@ -152,6 +159,7 @@ class Places:
             crashes=row.crashes, crashes_in_row=rng.choice([0, row.crashes_in_row]), min_step_count=row.min_step_count,
             output='{"o":1}' if status == "succeeded" else None, cursor=rng.choice([-1, -1, row.mail_seq]),
             renew=self.ulid(rng) if status == "running" and rng.random() < 0.5 else "",
+            take_back=counted_rate(row) if status == "pending" and rng.random() < 0.8 else "",
         )  # fmt: skip
 
     def ulid(self, rng: random.Random) -> str:
@@ -241,7 +249,7 @@ async def play(
     made = 0
     async with places(redis_url, folder, number, limited=limited) as at:
         for seconds, acts in commits:
-            at.clock.advance(seconds)
+            at.clock.set_wall(at.clock.wall() + seconds) if seconds < 0 else at.clock.advance(seconds)
             ops = [found for act in acts if (found := await at.ops(act)) is not None]
             if not ops:
                 continue

@@ -14,7 +14,7 @@ from agent_runtime_core import RateLimit
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.queue import RunQueue, RunRow, get_queue
-from agent_runtime_core.queue.rate_limits import SKEW, unused
+from agent_runtime_core.queue.rate_limits import SKEW, counted_rate, unused
 from agent_runtime_core.runner.pools import drop_unused
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.support.backends import backends
@@ -132,6 +132,43 @@ async def test_runs_of_several_agents_and_priorities_share_a_key(
     finally:
         for queue in (first, second):
             await queue.close()
+
+
+@pytest.mark.parametrize("kind", backends(["memory", "sqlite", "redis", "postgres"]))
+@pytest.mark.parametrize("seed", range(3))
+async def test_releases_and_steps_of_the_clock_neither_exceed_nor_waste_a_limit(
+    kind: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Workers release runs that they may not execute, and the wall clock is set back by any time, in any order."""
+    rng, clock = random.Random(seed), VirtualClock()
+    starts, per = [(1, 60.0), (5, 1.0), (20, 10.0)][seed]
+    stores = queues(kind, 2, clock, request, tmp_path)
+    started, steps = list[float](), 0  # by a clock that is never set back
+    try:
+        for _ in range(8 * starts):
+            await rng.choice(stores).enqueue(None, rng.choice("ab"), {}, rate_limit=RateLimit(starts, per, key="x"))
+        while len(started) < 8 * starts:
+            queue = rng.choice(stores)
+            rows = await queue.claim_rows("w", 1e9, limit=rng.choice([1, 3]))
+            for row in rows:
+                how = queue.unchanged_update(row, row.claim_id)._replace(status="succeeded")
+                if rng.random() < 0.5:
+                    how = how._replace(status="pending", take_back=counted_rate(row))
+                else:
+                    started.append(clock.boot())
+                await queue.settle(row.run_id, how)
+            if steps < 4 and started and rng.random() < 0.05:
+                steps += 1
+                clock.set_wall(clock.wall() - per * rng.choice([0.5, 1.5, 3.0, 1000.0]))
+            elif not rows:
+                due = await queue.next_due()
+                assert due is not None
+                clock.advance(min(max(due - clock.wall(), 0.001), per / 10))
+        assert most(started, per) <= starts
+        assert started[-1] < (8 + 2 * steps + 2) * per / 0.9
+    finally:
+        for each in stores:
+            await each.close()
 
 
 @pytest.mark.parametrize("kind", backends(["memory", "redis"]))

@@ -634,6 +634,16 @@ class _LimitedRows(TheirRows):
     def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
         return min(self._limited(rate, agent), key=lambda row: (-row.priority, row.arrival), default=None)
 
+    def shared_states(self, prefix: str) -> dict[str, str]:
+        stored = {name.removeprefix("shared "): text for name, text in self.tx.claims.items()}
+        return {name: text for name, text in stored.items() if name.startswith(prefix)}
+
+    def bring_forward(self, name: str, seconds: float) -> None:
+        delayed = [row for row in self.tx.runs.values() if row.reason == "rate_limit" and row.due_at > 0]
+        for row in delayed:
+            if f"rate:{(row.rate or '').partition(' ')[2]}" == name:
+                self.save(row._replace(due_at=row.due_at - seconds))
+
     def _limited(self, rate: str, agent: str) -> list[RunRow]:
         wanted = (rate, agent, "pending", "rate_limit")
         rows = (row for row in self.tx.runs.values() if row.due_at > 0)
@@ -691,6 +701,33 @@ class _UncountedRetry(_LimitedRows):
 class _UncountedTakeover(_LimitedRows):
     def expired_leases(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         return [row._replace(rate=None) for row in super().expired_leases(want, limit)]
+
+
+class _CancelsLater(_LimitedRows):
+    def save(self, row: RunRow) -> None:
+        before = self.tx.runs.get(row.run_id)
+        if before is not None and before.due_at and row.status == "pending" and row.cancel_at is not None:
+            row = row._replace(due_at=before.due_at)
+        super().save(row)
+
+
+class _KeepsStarts(_LimitedRows):
+    def settle(self, run_id: str, how: RunUpdate) -> RunRow:
+        return super().settle(run_id, how._replace(take_back=""))
+
+
+class _TakesBackAny(_LimitedRows):
+    def settle(self, run_id: str, how: RunUpdate) -> RunRow:
+        return super().settle(run_id, how._replace(take_back=self.tx.runs[run_id].rate or ""))
+
+
+class _KeepsDueTimes(_LimitedRows):
+    def bring_forward(self, name: str, seconds: float) -> None: ...
+
+
+class _ChangesClaimTimes(_LimitedRows):
+    def settle(self, run_id: str, how: RunUpdate) -> RunRow:
+        return super().settle(run_id, how._replace(now=self.tx.runs[run_id].claimed_at or 0.0))
 
 
 class _AlwaysTheFirstTurn(_LimitedRows):
@@ -819,6 +856,12 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_limited(_UncountedTakeover), queue_limits.a_run_whose_worker_crashed_waits_for_its_rate_limit),
     (_limited(_SharesAllStates), queue_limits.rate_limits_are_counted_by_key_and_period),
     (_limited(_NoneIsDelayed), queue_limits.a_delayed_run_that_is_cancelled_lets_the_next_one_start_when_it_would_have),
+    (_limited(_KeepsStarts), queue_limits.a_release_of_a_run_under_whose_claim_nothing_ran_takes_its_start_back),
+    (_limited(_TakesBackAny), queue_limits.a_release_of_a_run_under_whose_claim_nothing_ran_takes_its_start_back),
+    (_limited(_CancelsLater), queue_limits.delayed_runs_that_are_cancelled_leave_their_times_to_others),
+    (_limited(_KeepsStarts), queue_limits.tickets_that_are_given_back_use_up_no_start),
+    (_limited(_ChangesClaimTimes), queue_limits.only_the_rate_limit_that_counted_a_claim_takes_its_start_back),
+    (_limited(_KeepsDueTimes), queue_limits.after_the_clock_was_set_back_delayed_runs_start_as_soon_as_there_is_room),
     (_limited(_AlwaysTheFirstTurn), queue_limits.runs_of_equal_priority_are_claimed_in_turns),
     (_limited(_AlwaysTheFirstTurn), queue_limits.many_runs_of_one_turn_delay_another_turn_by_one_run),
     (_limited(_AnyPriority), queue_limits.a_greater_priority_comes_before_any_turn),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as _dt
 import sqlite3
 from collections.abc import Mapping
@@ -124,6 +125,107 @@ async def test_a_worker_starts_delayed_runs_when_there_is_room() -> None:
             pass
         infos = [await runner.get_run(each) for each in ids]
         assert [info.status.value for info in infos].count("succeeded") == 3, "the next one starts half a minute later"
+
+
+async def test_a_run_that_no_slot_of_the_worker_is_free_for_uses_up_no_start() -> None:
+    clock, registry = VirtualClock(), Registry()
+    registry.register(Other())
+    async with AgentRunner(InMemoryQueue(clock=clock), registry=registry) as runner:
+        ids = [await runner.submit("other", rate_limit=RateLimit(1, per=86_400)) for _ in range(2)]
+        worker = runner._worker
+        worker.slots.resize(0)
+        worker.start_delivered(await runner.queue.claim_rows("w", 60.0, limit=9))
+        await asyncio.wait([*worker._executions])
+        worker.slots.resize()
+        clock.advance(1.0)
+        assert await runner.run_once()
+        assert not await runner.run_once()
+        infos = [await runner.get_run(each) for each in ids]
+        assert [(info.status.value, info.reason) for info in infos] == [("succeeded", ""), ("pending", "rate_limit")]
+
+
+async def test_a_run_that_is_left_to_another_version_uses_up_no_start() -> None:
+    clock, runs = VirtualClock(), list[str]()
+
+    def of_version(version: str) -> Registry:
+        class Versioned(AgentRuntime):
+            key = "versioned"
+            code_version = version
+
+            async def run(self, ctx: Any) -> RunResult:
+                runs.append(version)
+                if len(runs) == 1:
+                    raise ConnectionError
+                return RunResult()
+
+        registry = Registry()
+        registry.register(Versioned())
+        return registry
+
+    async with AgentRunner(
+        InMemoryQueue(clock=clock), config=RunnerConfig(retry_backoff_base=0.0), registry=of_version("1")
+    ) as runner:
+        other = runner.worker_for(of_version("2"))
+        run_id = await runner.submit("versioned", rate_limit=RateLimit(2, per=86_400))
+        assert await runner.run_once()
+        for _ in range(5):
+            clock.advance(20.0)
+            await other.run_once()
+        assert runs == ["1"]
+        clock.advance(20.0)
+        assert await runner.run_once()
+        assert (runs, (await runner.get_run(run_id)).status.value) == (["1", "1"], "succeeded")
+        await other.close()
+
+
+async def test_an_overdue_retry_counts_as_a_start_after_the_clock_was_set_back() -> None:
+    clock, runs, limit = VirtualClock(), list[float](), RateLimit(2, per=60.0)
+
+    class Fails(Mailer):
+        async def run(self, ctx: Any) -> RunResult:
+            runs.append(clock.boot())
+            if len(runs) == 1:
+                raise ConnectionError
+            return RunResult()
+
+    registry = Registry()
+    registry.register(Fails())
+    config = RunnerConfig(retry_backoff_base=5.0)
+    async with AgentRunner(InMemoryQueue(clock=clock), config=config, registry=registry) as runner:
+        for _ in range(4):
+            await runner.submit("mailer", rate_limit=limit)
+        while len(runs) < 2:
+            assert await runner.run_once()
+        clock.set_wall(clock.wall() - 30.0)
+        while len(runs) < 5:
+            clock.advance(1.0)
+            await runner.run_once()
+        assert max(sum(0 <= at - first < 60.0 for at in runs) for first in runs) == 2
+        assert runs[-1] < 200.0
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel_previous"])
+async def test_runs_of_a_schedule_start_as_often_as_their_rate_limit_allows(overlap: str) -> None:
+    clock, starts = VirtualClock(), list[float]()
+
+    class Ticks(Mailer):
+        rate_limit = RateLimit(1, per=100.0)
+
+        async def run(self, ctx: Any) -> RunResult:
+            starts.append(clock.boot())
+            return RunResult()
+
+    registry = Registry()
+    registry.register(Ticks())
+    async with AgentRunner(InMemoryQueue(clock=clock), registry=registry) as runner:
+        await runner.schedules.put("ticks", "mailer", every=10, overlap=overlap)
+        for _ in range(60):
+            clock.advance(5.0)
+            while await runner.run_once():
+                pass
+        assert starts == [10.0, 110.0, 210.0]
+        waiting = await runner.runs(status="pending")
+        assert len(waiting) == (27 if overlap == "queue" else 1)
 
 
 async def test_turns_are_stored_by_runners_that_take_turns() -> None:

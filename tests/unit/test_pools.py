@@ -482,6 +482,48 @@ async def test_an_abandoned_run_gives_back_when_it_is_cancelled(place: Path | No
         await asyncio.gather(going, return_exceptions=True)
 
 
+async def test_a_killed_run_that_resumes_on_another_path_gives_back(place: Path | None) -> None:
+    clock, begun, found = VirtualClock(), asyncio.Event(), list[list[PoolInfo]]()
+
+    async def hang(_: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def body(ctx: Any) -> None:
+        if not begun.is_set():
+            await ask(Client(hang))(ctx)
+        found.append(await rig.runner.pools())
+
+    async with Rig(place, clock, limits=limits(SpendPool("acme", usd=1)), linger=1000.0) as rig:
+        rig.register(body)
+        killed = rig.another()
+        await killed.submit("script", run_id="r")
+        going = asyncio.ensure_future(killed.run_once())
+        await until(begun)
+        killed.heartbeat.stop()  # the start of the call, which names the pool, may not be stored
+        clock.advance(1000.0)
+        assert (await only(rig)).reserved["requests"] == 1
+        assert await rig.runner.run_once()
+        assert found == [[]]
+        assert (await rig.runner.get_run("r")).status == "succeeded"
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+
+
+async def test_a_run_keeps_nothing_of_the_calls_that_it_has_settled(place: Path | None) -> None:
+    async with Rig(place, limits=limits(SpendPool("acme", usd=1))) as rig:
+
+        async def body(ctx: Any) -> list[int]:
+            kept = []
+            for _ in range(3):
+                await ask(Client())(ctx)
+                kept.append(len(ctx.journal.writer._spent))
+            return kept
+
+        assert await rig.value(body) == [0, 0, 0]
+        assert (await only(rig)).spent["usd"] == pytest.approx(0.3)
+
+
 async def test_many_pools_are_deleted_with_several_commits(place: Path | None) -> None:
     """A store with a pool for each of many tenants: one transaction must not lock them all."""
     clock = VirtualClock()

@@ -364,6 +364,7 @@ class ClaimWriter:
             and not (buffer.ops or buffer.flushed)
             and self.on_events is None
             and self._on_mail_count is None
+            and not self._spent
         ):
             return self._state.commit(self.guard, self._appends(records))
         return self.append(*records)
@@ -389,6 +390,10 @@ class ClaimWriter:
             results = (await self._commit(self._state, [*state, *queue, *self._mail_count]))[len(state) :]
             if receive is not None:
                 receive(results.pop())
+        if self._spent:
+            for record in records:
+                if record.kind in _ENDS:
+                    self._spent.pop(record[2:4], None)
         if self.on_events is not None and not reported:
             self._report(records)
         return results

@@ -52,6 +52,7 @@ from ..limits import RATE_LIMIT, RateLimit
 from .contents import ANY_CONTENTS, TAGS, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
+from .rate_limits import counted_rate
 from .records import (
     ACTED,
     CANCELLED_BY_CALLER,
@@ -496,10 +497,8 @@ class RunQueue(Backend):
         for row in rows:
             if row.claim_id[-ULID_RANDOM_LENGTH:] in ends:
                 with contextlib.suppress(LeaseLost, RowChanged):
-                    await self.settle(
-                        row.run_id,
-                        self.unchanged_update(row, row.claim_id)._replace(status="pending", parked=row.parked),
-                    )
+                    how = self.unchanged_update(row, row.claim_id)._replace(status="pending", parked=row.parked)
+                    await self.settle(row.run_id, how._replace(take_back=counted_rate(row)))
 
     async def try_give_back(self, tickets: Sequence[str]) -> None:
         """Release the runs that were claimed with these tickets. If that fails, the next claim does it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from .._core.clock import SYSTEM, Clock
 from .._engines.backend import MemoryBackend, OperationSets, Reads
 from .._engines.memory import MemoryEngine, MemoryTx
 from .base import MAX_RETRIES, RunQueue
+from .rate_limits import Rate
 from .records import (
     LIVE,
     QUEUED_BEHIND,
@@ -29,7 +30,7 @@ from .transitions import RunTransitions, operation_set
 
 TABLES = (
     "runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline", "processes",
-    "shared", "limited", "turns",
+    "shared", "limited", "turns", "clock",
 )  # fmt: skip
 
 
@@ -246,6 +247,21 @@ class MemoryTransitions(RunTransitions):
             self.tx.drop(self.tx.tables["shared"], name)
         else:
             self.tx.put(self.tx.tables["shared"], name, state)
+
+    def shared_states(self, prefix: str) -> Mapping[str, str]:
+        return _shared(self.tx, prefix)
+
+    def clock_seen(self) -> dict[str, float]:
+        seen: dict[str, float] = self.tx.tables["clock"]
+        return seen
+
+    def bring_forward(self, name: str, seconds: float) -> None:
+        limited = self.tx.tables["limited"]
+        heaps = [heap for (rate, _), heap in limited.items() if Rate.read(rate).name == name]
+        for run_id in {run_id for heap in heaps for _, _, run_id in heap}:
+            row = self.get(run_id)
+            if row is not None and is_rate_limited(row) and Rate.read(row.rate or "").name == name:
+                self.save(row.with_values(due_at=row.due_at - seconds))
 
     def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
         heap = self.tx.tables["limited"].get((rate, agent), [])

@@ -19,6 +19,8 @@ from .base import RunQueue
 from .pools import PREFIX
 from .postgres_batches import BATCHES, OF_RUNS
 from .postgres_caller import CallerInsert, store_id
+from .rate_limits import PREFIX as RATES
+from .rate_limits import Rate
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
 from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
@@ -85,6 +87,10 @@ _LAPSED = (
 _LIMITED = (
     f"SELECT {ALL} FROM arc_runs WHERE rate = ? AND agent = ? AND reason = 'rate_limit' AND status = 'pending'"
     f" AND due_at > 0 ORDER BY priority DESC, n LIMIT 1 {_SKIP}"
+)
+_BRING_FORWARD = (
+    "UPDATE arc_runs SET due_at = due_at - ? WHERE n = ANY (ARRAY(SELECT n FROM arc_runs WHERE reason = 'rate_limit'"
+    f" AND status = 'pending' AND due_at > 0 AND substr(rate, strpos(rate, ' ') + 1) = ? {_SKIP}))"
 )
 _LOCK_SHARED = (
     "SELECT count(pg_advisory_xact_lock(key)) FROM (SELECT hashtextextended(chr(2) || name, 2) AS key"
@@ -322,6 +328,17 @@ class PostgresTransitions(ServerLeases):
         row = self.tx.execute(_SHARED_STATE, (name,)).fetchone()
         return True, row[0] if row else None
 
+    def shared_states(self, prefix: str) -> Mapping[str, str]:
+        return _shared(self.tx.conn, prefix)  # type: ignore[arg-type]
+
+    def clock_seen(self) -> dict[str, float]:
+        seen: dict[str, float] = vars(self.tx.engine).setdefault("clock_seen", {})
+        return seen
+
+    def bring_forward(self, name: str, seconds: float) -> None:
+        self.tx.execute(_BRING_FORWARD, (seconds, name.removeprefix(RATES)))
+        self.tx.rows.clear()
+
     def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
         found = _one(self.tx.execute(_LIMITED, (rate, agent)))
         if found is not None:
@@ -344,21 +361,27 @@ def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
     return row.claim_id if row is not None and row.status == "running" else None
 
 
-def _lock_pools(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
-    """Lock the pools of all requests, in one order and before anything else: other requests lock keys and rows."""
+def _lock_shared(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
+    """Lock the shared states of all requests, in one order and before anything else: other requests lock keys and rows.
+
+    A claim has a rate limit locked while it locks rows, but it waits for no row then. So a release, which takes the
+    start of its claim back, may wait for the claim here.
+    """
     for request in requests:
         for name, args in request.ops:
             if name == "queue.reserve":
                 tx.shared.update(PREFIX + pool.name for pool in args[1])
             elif name in ("queue.spend", "queue.give_back"):
                 tx.shared.update(PREFIX + pool for pool in args[0])
+            elif name == "queue.settle" and args[1].take_back:
+                tx.shared.add(Rate.read(args[1].take_back).name)
     if tx.shared:
         tx.execute(_LOCK_SHARED, ([*tx.shared],))
 
 
 def _lock(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
     """Lock the keys and rows of the runs that these requests name, unless one statement does that anyway."""
-    _lock_pools(tx, requests)
+    _lock_shared(tx, requests)
     named, renewed, groups, others = set[str](), set[str](), set[tuple[str, str]](), 0
     for request in requests:
         if request.guard is not None:

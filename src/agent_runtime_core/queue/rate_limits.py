@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from .records import RATE_LIMITED, RunRow
@@ -51,6 +52,11 @@ class Rate(NamedTuple):
         return f"{PREFIX}{self.per!r} {self.key}"
 
 
+def _per(name: str) -> float:
+    """Return the period of the limits that share the state of this name."""
+    return float(name.removeprefix(PREFIX).split(" ", 1)[0])
+
+
 def unused(states: Mapping[str, str], now: float) -> list[tuple[str, str]]:
     """Return the states of rate limits that neither count a start nor have a delayed run any more.
 
@@ -61,8 +67,7 @@ def unused(states: Mapping[str, str], now: float) -> list[tuple[str, str]]:
     found = []
     for name, text in sorted(states.items()):
         tail, left, cells = json.loads(text)
-        per = float(name.removeprefix(PREFIX).split(" ", 1)[0])
-        if max(tail, *left, *(last + per for _, last, _ in cells), 0.0) < now - SKEW:
+        if max(tail, *left, *(last + _per(name) for _, last, _ in cells), 0.0) < now - SKEW:
             found.append((name, text))
     return found
 
@@ -78,6 +83,8 @@ class _Rows(Protocol):
 
     def delay(self, row: RunRow, due_at: float) -> None: ...
 
+    def bring_forward(self, name: str, seconds: float) -> None: ...
+
 
 class _Line:
     """The state of one key: its last starts, and the times at which its delayed runs are due.
@@ -86,20 +93,34 @@ class _Line:
     started before it was due is left over for the next run that is delayed.
 
     Args:
-        rate: The limit.
+        per: The length of the period in seconds.
         text: The stored state, or None.
     """
 
-    def __init__(self, rate: Rate, text: str | None) -> None:
+    def __init__(self, per: float, text: str | None) -> None:
         tail, left, cells = (0.0, [], []) if text is None else json.loads(text)
         self.tail: float = tail  # the first time after those of all delayed runs
         self.left: list[float] = left
-        self.window = Window(rate.per, [tuple(cell) for cell in cells])
+        self.window = Window(per, [tuple(cell) for cell in cells])
         self._is_next_known = False
+        self._is_checked = False
 
     def text(self) -> str:
         left = ",".join(map(repr, self.left))
         return f"[{self.tail!r},[{left}],{self.window.text()}]"
+
+    def shift(self, seconds: float) -> None:
+        """Have the starts count as made earlier, and the delayed runs due earlier by as much."""
+        self.window.shift(seconds)
+        self.tail -= seconds
+        self.left = [each - seconds for each in self.left]
+
+    def forget_ended(self, free: float, next_delayed: Callable[[], RunRow | None]) -> None:
+        """Forget the times of delayed runs if all of them have ended, before a run is delayed until `free` or later."""
+        if self.tail > free and not self._is_checked:
+            if next_delayed() is None:
+                self.tail, self.left = 0.0, []
+            self._is_checked = True
 
     def started_before_due(self, row: RunRow, now: float) -> None:
         self.left = sorted(each for each in (*self.left, row.due_at) if each > now)[:MOST_LEFT]
@@ -138,6 +159,32 @@ def _is_over(row: RunRow, now: float) -> bool:
     return is_new and row.expires_at is not None and now > row.expires_at
 
 
+def counted_rate(row: RunRow) -> str:
+    """Return the rate limit that has counted the claim of a row as a start; "" if none has.
+
+    Args:
+        row: The row as it was claimed.
+    """
+    claimed_at = row.claimed_at or 0.0
+    is_changed = row.updated_at != claimed_at  # under the claim: it does not show any more what was claimed
+    if row.rate is None or row.origin or row.parked or row.cancel_at is not None or is_changed:
+        return ""
+    before = row.with_values(started_at=None) if row.started_at == claimed_at else row
+    return "" if _is_over(before, claimed_at) else row.rate
+
+
+def taken_back(per: float, text: str | None, at: float) -> str | None:
+    """Return the state of a limit without the start that it counts at a time; None if it does not count that start.
+
+    Args:
+        per: The length of the limit's period in seconds.
+        text: The stored state, or None.
+        at: The time at which the start counts.
+    """
+    line = _Line(per, text)
+    return line.text() if line.window.take_back(1, at) else None
+
+
 class Starts:
     """The runs that may start in one claim.
 
@@ -170,10 +217,7 @@ class Starts:
         if row.rate is None or is_resumed or row.cancel_at is not None:
             return row, self._now
         rate, is_over = Rate.read(row.rate), _is_over(row, self._now)
-        if rate.name not in self._lines:
-            is_free, text = self._rows.shared_if_free(rate.name)
-            self._lines[rate.name] = _Line(rate, text) if is_free else None
-        line = self._lines[rate.name]
+        line = self._line(rate.name)
         if line is None:
             if is_over:
                 return row, self._now
@@ -185,6 +229,7 @@ class Starts:
         if free > self._now:
             if is_over:
                 return row, self._now
+            line.forget_ended(free, partial(self._rows.next_rate_limited, row.rate, row.agent))
             return self._delay(row, line.due(row, rate, free))
         first = self._rows.next_rate_limited(row.rate, row.agent)
         if first is None:
@@ -195,6 +240,31 @@ class Starts:
         if is_over:
             return row, self._now
         return row, line.window.add(1, self._now)
+
+    def _line(self, name: str) -> _Line | None:
+        if name not in self._lines:
+            is_free, text = self._rows.shared_if_free(name)
+            self._lines[name] = line = _Line(_per(name), text) if is_free else None
+            if line is not None and (behind := line.window.behind(self._now)):
+                line.shift(behind)
+                self._rows.bring_forward(name, behind)
+        return self._lines[name]
+
+    def follow_clock(self, states: Mapping[str, str]) -> bool:
+        """Bring the delayed runs of all limits forward if the clock went back by more than their period.
+
+        Otherwise no run would be due, and no claim look at its limit, until the clock has caught up.
+
+        Args:
+            states: The states of all rate limits by their names.
+
+        Returns:
+            Whether there was such a limit.
+        """
+        ahead = [name for name, text in sorted(states.items()) if _Line(_per(name), text).window.behind(self._now)]
+        for name in ahead:
+            self._line(name)
+        return bool(ahead)
 
     def _delay(self, row: RunRow, due_at: float) -> tuple[None, float]:
         self.delayed += 1

@@ -542,6 +542,8 @@ class RunUpdate(NamedTuple):
         error: Why the run failed, as JSON.
         cursor: Number of the last message that the claim has read; -1: do not check.
         renew: A ticket: the running claim gets a new id, and all writes under the old id are rejected.
+        take_back: The rate limit that has counted the claim as a start, if nothing ran under the claim: the start is
+            taken back; see `counted_rate`. "": none.
     """
 
     claim_id: str
@@ -558,6 +560,7 @@ class RunUpdate(NamedTuple):
     error: str | None = None
     cursor: int = -1
     renew: str = ""
+    take_back: str = ""
 
 
 def answer_id(request_id: str, message_id: str | None = None) -> str:

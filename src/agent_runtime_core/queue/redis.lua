@@ -32,7 +32,7 @@ ops['queue.mail_count'] = function(run)
 end
 
 ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason, failures, crashes, stalls, mark,
-  output, failure, cursor, renew)
+  output, failure, cursor, renew, taken_back)
   local row = expect(run, {'running'})
   if row[CLAIM_ID] ~= claim_id or cursor >= 0 and cursor ~= row[MAIL_SEQ] then refuse('MOVED') end
   if row[CANCEL_AT] ~= null and (status == 'waiting' or status == 'pending') then
@@ -40,6 +40,7 @@ ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason
     if status == 'waiting' then refuse('MOVED') end
     due_at = '0'
   end
+  if (taken_back or '') ~= '' then take_back(row, taken_back) end
   row[STATUS], row[UPDATED_AT], row[DUE_AT] = status, at, due_then(due_at, at)
   row[PARKED], row[REASON] = parked, reason
   row[FAILURES], row[CRASHES], row[STALLS], row[MARK] = failures, crashes, stalls, mark

@@ -34,7 +34,7 @@ from .records import (
     RunUpdate,
 )
 from .redis_find import PAGE, TIME_INDEXES, counts, decoded_row, decoded_rows, find
-from .transitions import INLINE_RESERVATION
+from .transitions import CLOCK_STEP, INLINE_RESERVATION
 from .windows import CELLS
 
 
@@ -148,7 +148,7 @@ def _refusals(answer: Any) -> list[Refusal]:
 #: Constants that are defined in Python.
 _CONSTANTS = f"""local BEHIND, ASIDE, PLACE, IN_DOUBT = {QUEUED_BEHIND}, {SET_ASIDE}, {INLINE_RESERVATION}, '{IN_DOUBT}'
 local RATE_LIMITED, MOST_DELAYED, MOST_LEFT = '{RATE_LIMITED}', {MOST_DELAYED}, {MOST_LEFT}
-local STEP, CELLS, SCHEDULE = {STEP}, {CELLS}, '{SCHEDULE}'"""
+local STEP, CELLS, CLOCK_STEP, SCHEDULE = {STEP}, {CELLS}, {CLOCK_STEP}, '{SCHEDULE}'"""
 _STATUSES = ", ".join(f"'{status.value}'" for status in RunStatus)
 _SELDOM_CONSTANTS = f"local QUESTION, ANSWER, STATUSES, HELD = '{QUESTION}', '{ANSWER}', {{{_STATUSES}}}, {HELD:g}"
 #: Most blocking claims that a commit considers for the runs it made ready, and most characters of one message.

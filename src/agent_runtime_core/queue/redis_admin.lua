@@ -124,6 +124,7 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   local row = get(run)
   if not row then return {'unknown', 0} end
   local was, seq = row[STATUS], mailed(run, id)
+  local due_at, was_limited = row[DUE_AT], is_limited(row, row[RATE], row[AGENT])
   if seq or not LIVE[was] then return {was, seq or 0} end
   seq = row[MAIL_SEQ] + 1
   tx.messages = tx.messages or {}
@@ -134,10 +135,12 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   if kind == 'cancel' and row[CANCEL_AT] == null then
     -- No later claim runs its code, so any worker may end it if its own process has ended or released it.
     row[CANCEL_AT], row[ORIGIN] = at, ''
+    if was == 'pending' then row[DUE_AT] = '0' end  -- its next claim cancels it, so it must not be delayed
     if row[HELD] == ASIDE then enter(row) end
   end
   if was == 'waiting' then row[STATUS], row[DUE_AT] = 'pending', '0' end
   save(row)
+  if was_limited and row[DUE_AT] == '0' then pass_on(row[RATE], row[AGENT], due_at) end
   ring('mail')
   return {was, seq}
 end
@@ -146,15 +149,6 @@ applied['queue.post'] = function(run, kind, name, payload, id)
   local row, seq = get(run), mailed(run, id)
   if row and LIVE[row[STATUS]] and not seq then not_applied() end
   return {row and row[STATUS] or 'unknown', seq or 0}
-end
-
--- Lets the next run of a rate limit start when a delayed run, which left the line, would have started.
-local function pass_on(rate, agent, due_at)
-  local after = first_limited(rate, agent)
-  if after and tonumber(after[DUE_AT]) > tonumber(due_at) then
-    after[DUE_AT] = due_at
-    changed(after)
-  end
 end
 
 ops['queue.end'] = function(run, statuses, status, at, reason)

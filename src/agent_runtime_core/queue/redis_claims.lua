@@ -198,17 +198,76 @@ local function first_limited(rate, agent)
   return first
 end
 
--- Returns the state of a rate limit, with the changes of this commit.
-local function line_of(rate)
-  local starts, per, key = string.match(rate, '^(%S+) (%S+) (.*)$')
-  local name = 'rate:' .. per .. ' ' .. key
-  tx.lines = tx.lines or {}
-  if not tx.lines[name] then
-    local stored = call('HGET', P .. 'shared', name)
-    local state = stored and cjson.decode(stored) or {0, {}, {}}
-    tx.lines[name] = {tail = state[1], left = state[2], cells = state[3], per = tonumber(per)}
+-- Lets the next run of a rate limit start when a delayed run, which left the line, would have started.
+local function pass_on(rate, agent, due_at)
+  local after = first_limited(rate, agent)
+  if after and tonumber(after[DUE_AT]) > tonumber(due_at) then
+    after[DUE_AT] = due_at
+    changed(after)
   end
-  return tx.lines[name], tonumber(starts), name
+end
+
+-- Returns by how much the clock went back since the last start of a limit, 0 if not by more than its period.
+local function behind_of(line, at)
+  local last = line.cells[#line.cells]
+  local behind = last and last[2] - at or 0
+  return behind > line.per and behind or 0
+end
+
+-- Subtracts seconds from the due times of all runs that a limit delays.
+local function bring_forward(name, seconds)
+  local key = P .. 'reason:' .. RATE_LIMITED
+  for _, member in ipairs(call('ZRANGE', key, 0, -1)) do named(key, member, string.sub(member, 18)) end
+  for _, known in pairs(tx.rows or {}) do
+    local row = known and known.row
+    if row and is_limited(row, row[RATE], row[AGENT]) and 'rate:' .. string.match(row[RATE], '^%S+ (.*)$') == name then
+      row[DUE_AT] = text(tonumber(row[DUE_AT]) - seconds)
+      changed(row)
+    end
+  end
+end
+
+local function line_in(name, stored)
+  local state = stored and cjson.decode(stored) or {0, {}, {}}
+  return {tail = state[1], left = state[2], cells = state[3], per = tonumber(string.match(name, '^rate:(%S+)'))}
+end
+
+-- Returns the state of a rate limit, with the changes of this commit.
+local function line_named(name)
+  tx.lines = tx.lines or {}
+  if not tx.lines[name] then tx.lines[name] = line_in(name, call('HGET', P .. 'shared', name)) end
+  return tx.lines[name]
+end
+
+-- Returns the state of a rate limit for a claim, which stores it.
+local function line_of(name, want)
+  local line, at = line_named(name), tonumber(want.wall)
+  want.lines = want.lines or {}
+  if want.lines[name] then return line end
+  want.lines[name] = line
+  local behind = behind_of(line, at)
+  if behind > 0 then
+    for _, cell in ipairs(line.cells) do cell[1], cell[2] = cell[1] - behind, cell[2] - behind end
+    line.tail = line.tail - behind
+    for i, each in ipairs(line.left) do line.left[i] = each - behind end
+    bring_forward(name, behind)
+  end
+  return line
+end
+
+-- Brings delayed runs forward if the clock went back since the last claim.
+local function follow_clock(want)
+  local at, before, found = tonumber(want.wall), tonumber(call('HGET', P .. 'present', 'claimed') or nil), false
+  if before and at >= before - CLOCK_STEP and at <= before + CLOCK_STEP then return end
+  if not before or at < before then
+    local all = call('HGETALL', P .. 'shared')
+    for i = 1, #all, 2 do
+      if string.sub(all[i], 1, 5) == 'rate:' and behind_of(line_in(all[i], all[i + 1]), at) > 0 then
+        line_of(all[i], want)
+      end
+    end
+  end
+  write('HSET', P .. 'present', 'claimed', want.wall)
 end
 
 local function line_text(line)
@@ -221,13 +280,22 @@ local function line_text(line)
   return '[' .. text(line.tail) .. ',[' .. table.concat(left, ',') .. '],[' .. table.concat(cells, ',') .. ']]'
 end
 
+-- Takes back the start that a limit counts for the claim of a row, and lets the next delayed run start instead.
+local function take_back(row, rate)
+  local name, at = 'rate:' .. string.match(rate, '^%S+ (.*)$'), tonumber(row[CLAIMED_AT])
+  local line = line_named(name)
+  for _, cell in ipairs(line.cells) do
+    if cell[1] <= at and at <= cell[2] and cell[3] >= 1 then
+      cell[3] = cell[3] - 1
+      write('HSET', P .. 'shared', name, line_text(line))
+      return pass_on(row[RATE], row[AGENT], row[CLAIMED_AT])
+    end
+  end
+end
+
 -- Drops the cells that have ended, and returns the time at which a start counts now.
 local function move_to(line, at)
   local last, cells = line.cells[#line.cells], {}
-  if last and last[2] - at > line.per then
-    local behind = last[2] - at
-    for _, cell in ipairs(line.cells) do cell[1], cell[2] = cell[1] - behind, cell[2] - behind end
-  end
   if last then at = math.max(at, last[2]) end
   for _, cell in ipairs(line.cells) do
     if at - cell[2] < line.per then cells[#cells + 1] = cell end
@@ -308,12 +376,16 @@ end
 -- same agent and limit that comes before. Returns nothing if `row` was delayed.
 local function startable(row, want)
   if row[RATE] == null or row[PARKED] ~= 0 and row[STATUS] ~= 'running' or row[CANCEL_AT] ~= null then return row end
-  local at, line, starts, name = tonumber(want.wall), line_of(row[RATE])
-  want.lines = want.lines or {}
-  want.lines[name] = line
+  local starts, name = string.match(row[RATE], '^(%S+) (.*)$')
+  local at, line = tonumber(want.wall), line_of('rate:' .. name, want)
+  starts = tonumber(starts)
   local free, ends = free_at(line, starts, at), is_over(row, at)
   if free > at then
     if ends then return row end
+    if line.tail > free and not want.checked[line] then
+      if not first_limited(row[RATE], row[AGENT]) then line.tail, line.left = 0, {} end
+      want.checked[line] = true
+    end
     delay(row, due_of(line, row, starts, free, want))
     want.delayed = want.delayed + 1
     return nil
@@ -382,7 +454,7 @@ end
 -- Claims runs for a request, and returns them.
 local function claims(want)
   local got, free = {}, #want.tickets
-  want.delayed, want.next_known = 0, {}
+  want.delayed, want.next_known, want.checked = 0, {}, {}
   local function take(rows, most)
     for i = 1, math.min(#rows, most) do
       local row = rows[i]
@@ -397,6 +469,7 @@ local function claims(want)
     for _, group in ipairs(promote(want.wall)) do release(group) end
     local fallen = expired(want, free)
     for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
+    follow_clock(want)
     take(fallen, free)
   end
   if want.after_turn and want.after_turn ~= null then take_turns(want, got, free, take) end

@@ -14,7 +14,8 @@
 -- turns:<agent>          ready runs with a turn, in the order of <turn> NUL and arrival; the key ends with NUL and the
 --                        priority
 -- shared                 a hash of states that all processes share by name; see `lines` in claims
--- present                a hash of times: when a process last claimed or renewed leases, and see `present` in claims
+-- present                a hash of times: when a process last claimed or renewed leases; see `present` and
+--                        `follow_clock` in claims
 -- inline                 active inline runs with a concurrency key, by the end of their lease
 --
 -- These list runs by the time at which they were created; a member begins with the order of arrival and the run id:

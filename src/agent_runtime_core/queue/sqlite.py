@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import compress
 from operator import itemgetter, ne
@@ -14,6 +14,7 @@ from .._core.codec.json import encode
 from .._engines.backend import OperationSets, Reads, SQLiteBackend
 from .._engines.sqlite.transaction import SQLiteTx
 from .base import RunQueue
+from .rate_limits import PREFIX as RATES
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of, end_of_prefix
 from .sqlite_find import ALL, BATCH, agents, checked_row, counts, fetch, find
 from .transitions import RunTransitions, operation_set
@@ -195,6 +196,10 @@ _HEAD = (
 _LIMITED = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_limited WHERE rate = ? AND agent = ? AND reason = 'rate_limit'"
     " AND status = 'pending' AND due_at > 0 ORDER BY priority DESC, n LIMIT 1"
+)
+_BRING_FORWARD = (
+    "UPDATE arc_runs INDEXED BY arc_runs_limited SET due_at = due_at - ? WHERE reason = 'rate_limit'"
+    " AND status = 'pending' AND due_at > 0 AND substr(rate, instr(rate, ' ') + 1) = ?"
 )
 _BEHIND = (
     f"SELECT {ALL} FROM arc_runs INDEXED BY arc_runs_behind WHERE lane = ? AND tenant = ? AND held = 1 AND due_at = 0"
@@ -394,6 +399,16 @@ class SQLiteTransitions(RunTransitions):
             self.tx.execute("DELETE FROM arc_shared WHERE name = ?", (name,))
         else:
             self.tx.execute("INSERT OR REPLACE INTO arc_shared VALUES (?, ?)", (name, state))
+
+    def shared_states(self, prefix: str) -> Mapping[str, str]:
+        return dict(self.tx.execute(_SHARED, (prefix, end_of_prefix(prefix))).fetchall())
+
+    def clock_seen(self) -> dict[str, float]:
+        seen: dict[str, float] = vars(self.tx.engine).setdefault("clock_seen", {})
+        return seen
+
+    def bring_forward(self, name: str, seconds: float) -> None:
+        self.tx.execute(_BRING_FORWARD, (seconds, name.removeprefix(RATES)))
 
     def next_rate_limited(self, rate: str, agent: str) -> RunRow | None:
         return _one(self.tx.execute(_LIMITED, (rate, agent)))

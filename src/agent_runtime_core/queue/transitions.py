@@ -11,7 +11,8 @@ from .._core.ids import ULID_RANDOM_LENGTH, above
 from .._engines.base import NotApplied, OperationSet, always
 from ..errors import NotSupported, StorageBusy
 from .pools import PREFIX, Amounts, Pool, PoolLimit, Refusal
-from .rate_limits import MOST_DELAYED, Starts
+from .rate_limits import MOST_DELAYED, Rate, Starts, taken_back
+from .rate_limits import PREFIX as RATES
 from .records import (
     CONTENTS,
     LIVE,
@@ -34,6 +35,7 @@ from .records import (
     questions_after,
 )
 
+CLOCK_STEP = 1.0  # seconds: smaller steps of the clock are not looked for
 INLINE_RESERVATION = 5.0  # seconds for which a waiting inline run keeps its place after its caller last took it
 
 
@@ -390,6 +392,33 @@ class RunTransitions(ABC):
         """
         raise NotSupported(f"{type(self).__name__} does not define next_rate_limited, so rate_limit must be None")
 
+    def bring_forward(self, name: str, seconds: float) -> None:
+        """Subtract seconds from the `due_at` of all rows that a rate limit delays.
+
+        They have a `rate` whose state has this name, the status "pending", the `reason` "rate_limit" and a `due_at`
+        above 0. A claim calls it: it must not wait for rows that another transaction has locked.
+
+        Args:
+            name: The name of the state, as `Rate.name` returns it.
+            seconds: The seconds.
+
+        Raises:
+            NotSupported: The queue does not support this.
+        """
+        raise NotSupported(f"{type(self).__name__} does not define bring_forward, so rate_limit must be None")
+
+    def shared_states(self, prefix: str) -> Mapping[str, str]:
+        """Return the states that all processes share whose names begin so, without a lock. By default none.
+
+        Args:
+            prefix: The beginning of the names.
+        """
+        return {}
+
+    def clock_seen(self) -> dict[str, float]:
+        """Return a dict of this process and store, for `follow_clock`. By default a new dict."""
+        return {}
+
     def next_turn(self, want: ClaimRequest, priority: int, after: str | None) -> RunRow | None:
         """Return a row as `claimable` does, but with this priority, and with the first turn above `after`.
 
@@ -564,6 +593,7 @@ class RunTransitions(ABC):
             found = self.expired_leases(want, len(want.tickets))
             for row in self.abandoned_inline(want):
                 self._set_aside(row, want)
+            self.follow_clock(want.wall)
         if want.after_turn is not None:
             return self._claim_limited(found, want)
         if len(found) < len(want.tickets):
@@ -572,6 +602,25 @@ class RunTransitions(ABC):
             if row.rate is not None:
                 return self._claim_limited(found, want)
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
+
+    def follow_clock(self, wall: float) -> None:
+        """Bring delayed runs forward if the clock went back since this process claimed last, or before its first claim.
+
+        A limit whose runs were brought forward is looked for again by the next claim, because this commit may fail.
+
+        Args:
+            wall: The time on the wall clock of the store.
+        """
+        seen = self.clock_seen()
+        before = seen.get("claimed")
+        if before is not None and wall >= before - CLOCK_STEP:
+            if wall > before + CLOCK_STEP:
+                seen["claimed"] = wall
+            return
+        starts = Starts(self, wall)
+        if not starts.follow_clock(self.shared_states(RATES)):
+            seen["claimed"] = wall
+        starts.save()
 
     def _claim_limited(self, rows: Sequence[RunRow], want: ClaimRequest) -> list[RunRow]:
         """Claim these rows and other ready ones, as their rate limits and the turns of the worker allow."""
@@ -734,6 +783,8 @@ class RunTransitions(ABC):
             if how.status == "waiting":
                 raise RowChanged
             how = how._replace(due_at=0.0)
+        if how.take_back:
+            self._take_back(Rate.read(how.take_back), row)
         row = as_updated(row, how)
         if how.status == "running":
             if how.renew:
@@ -743,6 +794,13 @@ class RunTransitions(ABC):
             return row
         self.fence(run_id, None)
         return self._save(self._enter_group(row) if row.status == "pending" and row.origin else row)
+
+    def _take_back(self, rate: Rate, row: RunRow) -> None:
+        """Take the start of a row's claim back, and let the next delayed run start instead."""
+        state = taken_back(rate.per, self.shared(rate.name), row.claimed_at or 0.0)
+        if state is not None:
+            self.save_shared(rate.name, state)
+            self._pass_on(row.with_values(due_at=row.claimed_at))
 
     def settle_applied(self, run_id: str, how: RunUpdate) -> RunRow:
         """Return the result of a `settle` that was applied before, or raise NotApplied.
@@ -800,11 +858,15 @@ class RunTransitions(ABC):
         if mail.kind == "cancel" and row.cancel_at is None:
             # No later claim runs its code, so any worker may end it if its own process has ended or released it.
             after = after.with_values(cancel_at=mail.t, origin="")
+            if row.status == "pending":  # its next claim cancels it, so it must not be delayed
+                after = after.with_values(due_at=0.0)
             if after.blocked == SET_ASIDE:
                 after = self._enter_group(after)
         if row.status == "waiting":
             after = after.with_values(status="pending", due_at=0.0)
         self._save(after)
+        if is_rate_limited(row) and not after.due_at:
+            self._pass_on(row)
         self.notify("mail")
         return (row.status, seq)
 

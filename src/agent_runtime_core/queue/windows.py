@@ -94,10 +94,40 @@ class Window:
             self.cells.append((at, at, amount))
         return at
 
+    def take_back(self, amount: float, at: float) -> bool:
+        """Take an amount back that was added, and return whether the window contains it. Its cell keeps its times.
+
+        Args:
+            amount: The amount.
+            at: The time at which it counts, as `add` returned it.
+        """
+        for index, (first, last, sum_) in enumerate(self.cells):
+            if first <= at <= last and sum_ >= amount:
+                self.cells[index] = (first, last, sum_ - amount)
+                return True
+        return False
+
+    def behind(self, now: float) -> float:
+        """Return by how many seconds the clock went back since the last amount; 0 if not by more than a period.
+
+        Args:
+            now: The time in seconds.
+        """
+        behind = self.cells[-1][1] - now if self.cells else 0.0
+        return behind if behind > self.per else 0.0
+
+    def shift(self, seconds: float) -> None:
+        """Have all amounts count as added earlier.
+
+        Args:
+            seconds: By how many seconds.
+        """
+        self.cells = [(first - seconds, last - seconds, amount) for first, last, amount in self.cells]
+
     def _move_to(self, now: float) -> float:
         """Drop the cells that have ended, and return the time at which an amount added now counts."""
-        if self.cells and (behind := self.cells[-1][1] - now) > self.per:
-            self.cells = [(first - behind, last - behind, amount) for first, last, amount in self.cells]
+        if behind := self.behind(now):
+            self.shift(behind)
         at = max(now, self.cells[-1][1]) if self.cells else now
         self.cells = [cell for cell in self.cells if at - cell[1] < self.per]
         return at

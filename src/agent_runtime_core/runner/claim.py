@@ -23,6 +23,7 @@ from .._journal.record import ENDED, Record, with_outcome
 from ..errors import AgentRuntimeError, LeaseLost, StorageBusy
 from ..interfaces import AgentRuntime, RunResult
 from ..persistence.fencing import CURRENT_CLAIM, FencedWrites
+from ..queue.rate_limits import counted_rate
 from ..queue.records import LIVE, ClaimRequest, RowChanged, RunRow, RunUpdate
 from ..status import RunStatus
 from ..tracing.tracer import Tracer
@@ -34,6 +35,7 @@ from .settings import RunnerConfig
 #: Seconds between setting `ctx.cancelled()` and cancelling the task, so that code which checks it can return by itself.
 NOTICE_SECONDS = 0.05
 OUTAGE_DELAY = 5.0  # seconds before a run is claimed again whose contents this process could not read
+_OUTAGE = "outage"  # reason of the row of a run that continues after an outage of its store
 OUTAGE_PAUSE = 0.25  # seconds between two attempts to write during an outage
 
 
@@ -90,6 +92,7 @@ class HeldClaim(LeasedRun):
         #: The row is being changed by this process: that it no longer says "running" is no lost lease.
         self.leaving: bool = False
         self.attempt_recorded: bool = row.parked == 1  # the journal has the start of this attempt
+        self.counted_rate: str = counted_rate(row)  # the rate limit that has counted this claim as a start
         #: How a worker claims its next run in the commit that ends this one, and how it starts what it claimed.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start_claimed: Callable[[list[RunRow]], None] | None = None
@@ -115,6 +118,11 @@ class HeldClaim(LeasedRun):
     def label(self) -> str:
         """The run and its agent, as messages name them."""
         return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether an execution before this one was interrupted, and could not write any more."""
+        return self.row.crashes_in_row > 0 or self.row.reason == _OUTAGE
 
     def fenced_writes(self, *, of_code: bool = False) -> FencedWrites:
         """Return the claim of the present attempt, for stores other than the run's own.
@@ -245,7 +253,7 @@ class HeldClaim(LeasedRun):
         row, began = self.row, self.clock.monotonic()
         await self.renew(failures=row.failures, crashes_in_row=row.crashes_in_row)
         self.control.resume_after_outage(self.clock.monotonic())
-        self.replace_row(parked=int(self.attempt_recorded), reason="outage")
+        self.replace_row(parked=int(self.attempt_recorded), reason=_OUTAGE)
         log.info("%s continues after an outage of its store, attempt %d", self.label, row.attempt)
         return StoreOutage.of(self._queue_commits, self.clock).failed_at < began
 
@@ -270,8 +278,13 @@ class HeldClaim(LeasedRun):
     def unchanged_release(self) -> RunUpdate:
         """Return the change of the row that releases the claim: no attempt is used, and the next attempt resumes."""
         return self.run_update(
-            "pending", parked=int(self.attempt_recorded), crashes_in_row=self.row.crashes_in_row, reason="handed back"
-        )
+            "pending", parked=int(self.attempt_recorded), crashes_in_row=self.row.crashes_in_row, reason="handed back",
+            take_back=self._uncounted_rate(),
+        )  # fmt: skip
+
+    def _uncounted_rate(self) -> str:
+        """Return the rate limit that takes the start of this claim back, because nothing ran; "" without one."""
+        return "" if self.attempt_recorded else self.counted_rate
 
     async def release_with(self, update: RunUpdate) -> None:
         """Release the claim with this change of the row."""
@@ -315,8 +328,9 @@ class HeldClaim(LeasedRun):
         """
         row = self.row
         update = self.run_update(
-            "pending", crashes_in_row=row.crashes_in_row, parked=row.parked, reason=row.reason, due_at=due_at
-        )
+            "pending", crashes_in_row=row.crashes_in_row, parked=row.parked, reason=row.reason, due_at=due_at,
+            take_back=self._uncounted_rate(),
+        )  # fmt: skip
         await self._release_in_queue(update if error is None else self._deferred(update, error, jitter))
 
     async def _release_in_queue(self, update: RunUpdate) -> None:

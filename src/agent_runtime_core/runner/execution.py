@@ -73,6 +73,7 @@ from .outcomes import (
     with_counted_usage,
     without_result,
 )
+from .pools import given_back_ops
 from .run_conversation import RunConversation, UnreadMessages
 from .run_tracing import RunTracing
 from .settings import RunnerConfig
@@ -268,6 +269,8 @@ class RunExecution:
         if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
             await self.recorder.fence(self.claim.fenced_writes())
         journal = StepJournal(writer, records, self.control)
+        if self.claim.is_takeover:
+            await self._give_back_earlier()
         if journal.view.pools:
             writer.reservations[_EARLIER] = [*journal.view.pools]
         journal.trace = trace
@@ -285,6 +288,11 @@ class RunExecution:
             return Released()
         await self.record_start(journal, records)
         return await self._attempt(journal)
+
+    async def _give_back_earlier(self) -> None:
+        """Give back what an interrupted execution has reserved in pools: this execution may not make the same calls."""
+        if ops := await given_back_ops(self.backends.queue, self.claim.row.run_id, self.claim.clock.wall()):
+            await self.claim.writer.write(queue=ops)
 
     async def _version_mismatch(self, records: Sequence[Record]) -> JournalMismatch | None:
         row = self.claim.row

@@ -264,6 +264,11 @@ class Worker:
         outcome, claimed = await queue.take(row, config.worker_id, config.lease_ttl_seconds, insert=False, reopen=False)
         if outcome != "claimed" or claimed is None:  # another run may have its concurrency slot
             return None
+        if claimed.rate is not None and not claimed.parked:  # ready now: only a claim in order counts its start
+            execution = self._execution_of(claimed)
+            execution.claim.counted_rate = ""
+            await execution.release_unstarted()
+            return None
         self._suspects.claimed([claimed])
         return claimed
 

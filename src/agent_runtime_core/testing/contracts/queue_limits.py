@@ -9,9 +9,11 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from ..._engines.base import Op
 from ...errors import NotSupported
 from ...limits import RateLimit
 from ...queue.base import RunQueue
+from ...queue.rate_limits import counted_rate
 from ...queue.records import RATE_LIMITED, RunRow
 from ..clock import VirtualClock
 from .checks import Cases, refused, same
@@ -372,3 +374,120 @@ async def runs_that_are_too_late_use_up_no_start(make: Make) -> None:
         clock.advance(101.0)
         rows = await queue.claim_rows("w", 1e9, limit=9)
         same({row.run_id for row in rows}, {*ids[2:9]}, "the runs that are too late, and the run that starts")
+
+
+@CASES
+async def a_release_of_a_run_under_whose_claim_nothing_ran_takes_its_start_back(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        ids = await add(queue, *["agent"] * 4, rate_limit=RateLimit(1, per=1000.0))
+
+        async def claimed(*expected: str, what: str) -> RunRow:
+            rows = await queue.claim_rows("w", 1e9, limit=9)
+            same([row.run_id for row in rows], [*expected], what)
+            return rows[0] if rows else RunRow("", "")
+
+        row = await claimed(ids[0], what="the run that starts first")
+        await settle(queue, row, "pending", due_at=clock.wall() + 500.0, take_back=counted_rate(row))
+        clock.advance(100.0)
+        row = await claimed(ids[1], what="the run that starts instead of the released run")
+        await settle(queue, row, "pending", take_back=counted_rate(row))
+        clock.advance(100.0)
+        row = await claimed(ids[1], what="the run that starts after its release")
+        await settle(queue, row, "pending", parked=1)
+        row = await claimed(ids[1], what="the run that resumes")
+        await settle(queue, row, "pending", parked=1, take_back=counted_rate(row))
+        row = await claimed(ids[1], what="the run that resumes again")
+        await settle(queue, row, "succeeded")
+        clock.advance(999.0)
+        await claimed(what="the runs that start within a period of the start")
+        clock.advance(2.0)
+        await claimed(ids[0], what="the run that starts in the next period")
+
+
+@CASES
+async def only_the_rate_limit_that_counted_a_claim_takes_its_start_back(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        slow = RateLimit(9, per=1000.0)
+
+        async def counted(agent: str, **options: Any) -> str:
+            [run_id] = await add(queue, agent, rate_limit=slow, **options)
+            if agent == "cancelled":
+                await settle(queue, (await queue.claim_rows("w", 1e9, agent_keys=[agent]))[0], "waiting")
+                await queue.post(run_id, "cancel", "", "null")
+            clock.advance(2.0)
+            return counted_rate((await queue.claim_rows("w", 1e9, agent_keys=[agent]))[0])
+
+        same(await counted("new"), slow.text("new", {}, ""), "the limit that counted a new run")
+        same(await counted("cancelled"), "", "the limit that counted a cancelled run")
+        same(await counted("expired", expires_in=1.0), "", "the limit that counted a run that has expired")
+        same(await counted("late", deadline=clock.wall() + 1.0), "", "the limit that counted a run after its deadline")
+        inline = queue.new_row(None, "inline", {}, rate_limit=slow, origin="inline")
+        _, taken = await queue.take(inline, "mine", 1e9, insert=True, reopen=True)
+        assert taken is not None
+        same(counted_rate(taken), "", "the limit that counted an inline run")
+        [row] = [await claim_new(queue, "renewed", rate_limit=slow)]
+        clock.advance(1.0)
+        same(counted_rate(await settle(queue, row, "running")), "", "the limit of a claim that was written under")
+
+
+@CASES
+async def tickets_that_are_given_back_use_up_no_start(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, _ = found
+        ids = await add(queue, "agent", "agent", rate_limit=RateLimit(1, per=1000.0))
+        want = queue.claim_request("w", 1e9, None, 3)
+        await queue.commits.commit(None, [Op("queue.claim", (want,))])
+        await queue.give_back(want.tickets)
+        rows = await queue.claim_rows("w", 1e9, limit=3)
+        same([row.run_id for row in rows], ids[:1], "the runs that start after the claim was given back")
+
+
+@CASES
+async def after_the_clock_was_set_back_delayed_runs_start_as_soon_as_there_is_room(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        ten = RateLimit(1, per=10.0, key="x")
+        ids = await add(queue, "a", "b", "a", "b", rate_limit=ten)
+        ids += await add(queue, "a", rate_limit=RateLimit(1, per=10.0, key="y"))
+        rows = await queue.claim_rows("w", LEASE, limit=9)
+        same([row.run_id for row in rows], [ids[0], ids[4]], "the runs that start first")
+        for row in rows:
+            await settle(queue, row, "succeeded")
+        clock.advance(1.0)
+        clock.set_wall(clock.wall() - 5000.0)
+        at = clock.wall()
+        rows = await started(queue, clock, 45.0)
+        same(sorted(row.run_id for row in rows), sorted(ids[1:4]), "the runs that start after the clock was set back")
+        same(most(rows, 10.0), 1, "the most starts in ten seconds")
+        same((rows[0].claimed_at or 0.0) - at >= 10.0, True, "whether the first start kept its age")
+
+
+@CASES
+async def delayed_runs_that_are_cancelled_leave_their_times_to_others(make: Make) -> None:
+    async with with_limits(make) as found:
+        if found is None:
+            return
+        queue, clock = found
+        slow = RateLimit(1, per=100.0)
+        ids = await add(queue, "agent", "agent", "agent", rate_limit=slow)
+        await queue.claim_rows("w", 1e9, limit=9)
+        await queue.post(ids[1], "cancel", "", "null")
+        [row] = await queue.claim_rows("w", 1e9, limit=9)
+        same((row.run_id, row.cancel_at is None), (ids[1], False), "the run that is claimed to be cancelled")
+        await settle(queue, row, "cancelled")
+        await queue.cancel(ids[2])
+        clock.advance(50.0)
+        ids += await add(queue, "agent", rate_limit=slow)
+        same(await queue.claim_rows("w", 1e9, limit=9), [], "the claimable runs while the new run has to wait")
+        clock.advance(50.5)
+        same([row.run_id for row in await queue.claim_rows("w", 1e9, limit=9)], ids[3:], "the run of the next period")
