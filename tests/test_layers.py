@@ -205,7 +205,7 @@ ROWS: dict[str, list[str]] = {
 #: Most code lines of each package, without docstrings, comments and blank lines. A move that makes a package smaller
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
-    "testing": 9655,
+    "testing": 9656,
     "runner": 8312,
     "_execution": 6273,
     "persistence": 5901,
