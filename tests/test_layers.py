@@ -86,7 +86,8 @@ ROWS: dict[str, list[str]] = {
         "blocking_claims live_claims payload_fields transitions",
         "base",
         "redis_find sqlite_find",
-        "memory postgres_batches postgres_caller redis sqlite",
+        "sqlite_search",
+        "memory postgres_batches postgres_caller postgres_search redis sqlite",
         "postgres",
     ],
     "events": ["event", "subscriptions", "base", "memory redis sqlite", "postgres"],
@@ -143,6 +144,7 @@ ROWS: dict[str, list[str]] = {
     "runner": [
         "backends backpressure conversation_history pools run_watcher schedules settings signals",
         "approvals completion_hooks finding forking heartbeat processes retention",
+        "search_index",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",

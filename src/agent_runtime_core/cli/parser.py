@@ -527,6 +527,13 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         "doctor --url agents.db", [store],
     )  # fmt: skip
     _add_migrate(commands, plain)
+    _command(
+        commands, "index", ".index:index", "index the contents of runs, so that a search reads few of them",
+        "index --url agents.db", [store],
+        "Create or update the full-text index of a SQLite file or a PostgreSQL database. The command may be "
+        "interrupted, and run again. Then runs --search and the pages search all runs. While a page is open, its "
+        "server indexes new runs.",
+    ).add_argument("--drop", action="store_true", help="delete the index")  # fmt: skip
     _add_erase(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)
