@@ -14,7 +14,8 @@ async def index(args: Namespace) -> int:
         store = display_name(runner, args.url)
         if args.drop:
             dropped = await runner.search_index.drop()
-            found, line = {"dropped": dropped}, f"{store} {'has no index now' if dropped else 'had no index'}"
+            found: dict[str, int] = {"dropped": dropped}
+            line = f"{store} {'has no index now' if dropped else 'had no index'}"
         else:
             number = await runner.search_index.build()
             found, line = {"indexed": number}, f"{counted(number, 'run')} indexed in {store}"

@@ -908,8 +908,8 @@ class RunQueue(Backend):
 
     @property
     def may_index(self) -> bool:
-        """Whether the store can have a full-text index of contents: the codec allows that they are stored so."""
-        return self.keeps_search and (self.payloads is None or bool(self.payloads.searchable))
+        """Whether the store can have a full-text index of contents: no codec encodes them."""
+        return self.keeps_search and (self.payloads is None or bool(self.payloads.is_plain))
 
     async def search(self, wanted: RunFilter, words: str, most: int) -> Candidates | None:
         """Return the runs that may contain words, from the full-text index; None if there is none.

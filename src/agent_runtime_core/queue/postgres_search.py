@@ -35,8 +35,9 @@ _CREATE: Final = (
     "INSERT INTO arc_search_state VALUES (0)",
     "CREATE INDEX search_left ON arc_search (n) WHERE text IS NULL",
     # Not as the user whose commit fires it, who may have no right to write the table.
-    "CREATE FUNCTION arc_search_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog"
-    " AS $$ BEGIN UPDATE arc_search SET text = NULL, again = true WHERE n = OLD.n; RETURN NULL; END $$",
+    "CREATE FUNCTION arc_search_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+    " SET search_path = pg_catalog AS $$ BEGIN"
+    " UPDATE arc_search SET text = NULL, again = true WHERE n = OLD.n; RETURN NULL; END $$",
     f"CREATE TRIGGER search_changed AFTER UPDATE OF {WATCHED} ON arc_runs FOR EACH ROW"
     " WHEN (OLD.ended_at IS NOT NULL) EXECUTE FUNCTION arc_search_changed()",
 )
@@ -48,9 +49,7 @@ _DROP: Final = (
 # waits, and its trigger then finds the row of the index.
 _LOCK: Final = "SELECT n FROM arc_runs WHERE n = ANY(?) ORDER BY run_id FOR SHARE"
 _NEW: Final = ("n", "generation", "ended_at", "mail_seq", "text", "live")
-_ROWS: Final = rows_of(
-    "w", "n bigint", "generation int", "ended_at float8", "mail_seq int", "text text", "live int"
-)
+_ROWS: Final = rows_of("w", "n bigint", "generation int", "ended_at float8", "mail_seq int", "text text", "live int")
 _SAME: Final = (
     "w.live = 0 AND (r.generation, r.mail_seq) = (w.generation, w.mail_seq)"
     " AND r.ended_at IS NOT DISTINCT FROM w.ended_at"
@@ -86,10 +85,10 @@ def create(tx: PostgresTx) -> bool:
     except driver().Error as error:
         if error.sqlstate not in _LACKING:
             raise
+        why = f"{error!s:.200}".strip()
         raise NotSupported(
-            f"a full-text index needs the extension pg_trgm, which this user cannot create ({f'{error!s:.200}'.strip()}). "
-            "Ask the owner of the database for: CREATE EXTENSION pg_trgm. Until then, searches read the runs of the "
-            "last day"
+            f"a full-text index needs the extension pg_trgm, which this user cannot create ({why}). Ask the owner of "
+            "the database for: CREATE EXTENSION pg_trgm. Until then, searches read the runs of the last day"
         ) from error
     [schema] = tx.execute(_EXTENSION).fetchone()
     for statement in (*_CREATE, f"CREATE INDEX search_text ON arc_search USING gin (text {schema}.gin_trgm_ops)"):

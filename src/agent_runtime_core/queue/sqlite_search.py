@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from .._engines.base import OperationSet, always
@@ -128,7 +128,12 @@ def _remove(tx: SQLiteTx, arrival: int) -> None:
         tx.execute(statement, (arrival,))
 
 
-OPERATIONS: Final = {"search.create": create, "search.drop": drop, "search.put": put, "search.merge": merge}
+OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    "search.create": create,
+    "search.drop": drop,
+    "search.put": put,
+    "search.merge": merge,
+}
 OPERATION_SET: Final = OperationSet("search", OPERATIONS, slow=dict.fromkeys(OPERATIONS, always))
 
 

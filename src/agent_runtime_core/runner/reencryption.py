@@ -132,8 +132,7 @@ async def _reencrypt(backends: Backends | None, stores: Sequence[DocumentStore],
         raise must("payload_codec", "be a payload codec", None, fix)
     work = _Work(payloads[0], batch)
     if backends is not None:
-        if not payloads[0].searchable:
-            await SearchIndex(backends.queue, backends.state).drop()  # it has the contents as they were
+        await SearchIndex(backends.queue, backends.state).drop()  # it has the contents as they were
         await _Runs(work, backends).reencrypt()
     # Each of the six stores of a manager may use a separate document store for the same place.
     places = {getattr(each, "root", None) or id(each.commits): each for each in stores}
