@@ -377,12 +377,13 @@ async def test_encryption_drops_the_index_and_builds_none(tmp_path: Path) -> Non
 
 
 async def test_an_index_has_what_a_hook_left(tmp_path: Path) -> None:
-    configure(redact=lambda text: text.replace("secret-word", "***"))
+    configure(redact=lambda kind, value: "***" if isinstance(value, str) else {"text": "***"}, redact_stored=True)
     try:
         async with AgentRunner.open(tmp_path / "runs.db") as runner:
             await runner.submit("a", {"text": "a secret-word"}, run_id="r")
             await runner.cancel("r")
             await runner.search_index.build()
+            assert len(await runner.runs(search="***")) == 1
     finally:
         reset_config()
     assert b"secret-word" not in (tmp_path / "runs.db").read_bytes()
@@ -410,11 +411,12 @@ async def test_a_run_in_an_open_transaction_is_not_passed_over(postgres_url: str
     psycopg = pytest.importorskip("psycopg")
     async with AgentRunner.open(postgres_url) as runner:
         await filled(runner, 2)
+        await runner.search_index._create()
         connection = await psycopg.AsyncConnection.connect(postgres_url.partition("?")[0])
         async with connection:
             await runner.submit("a", {"text": "needle of the application"}, run_id="open", connection=connection)
-            await filled_more(runner)
-            await runner.search_index._create()
+            await runner.submit("a", {"text": "a later needle"}, run_id="later")
+            await runner.cancel("later")
             state = await runner.search_index.read()
             assert state is not None
             await runner.search_index._pass(state, state.last)
@@ -423,7 +425,3 @@ async def test_a_run_in_an_open_transaction_is_not_passed_over(postgres_url: str
         found = await runner.runs(search="needle", newest_first=True)
         assert {run.run_key for run in found} == {"later", "open", "r0"}
 
-
-async def filled_more(runner: AgentRunner) -> None:
-    await runner.submit("a", {"text": "a later needle"}, run_id="later")
-    await runner.cancel("later")

@@ -528,7 +528,7 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
     )  # fmt: skip
     _add_migrate(commands, plain)
     _command(
-        commands, "index", ".index:index", "index the contents of runs, so that a search reads few of them",
+        commands, "index", ".index:index", "index the contents of runs, to search all of them",
         "index --url agents.db", [store],
         "Create or update the full-text index of a SQLite file or a PostgreSQL database. The command may be "
         "interrupted, and run again. Then runs --search and the pages search all runs. While a page is open, its "
