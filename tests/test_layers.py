@@ -198,8 +198,8 @@ ROWS: dict[str, list[str]] = {
     "cli": [
         "app_loader arguments output store",
         "consent help",
-        "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
-        "worker",
+        "backup check conformance control doctor erase index inspect migrate parser reencrypt runs schedules submit "
+        "tenants worker",
         "completion main serve",
     ],
 }

@@ -28,6 +28,7 @@ from agent_runtime_core.runner import AgentRunner, finding, search_index
 from agent_runtime_core.runner.finding import Finder, contents_of, with_journal
 from agent_runtime_core.runner.reencryption import reencrypt
 from tests.support.codec import encrypting
+from tests.support.command_line import Commands, on
 
 # Letters whose lower case is longer or depends on the letters around it, what JSON and the stores write in another way,
 # and what their patterns and queries mean by it.
@@ -403,6 +404,32 @@ async def test_other_stores_have_no_index(store: str, request: pytest.FixtureReq
         assert "index" not in found.note
 
 
+# -- the command
+
+
+def test_the_command_builds_and_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Commands(capsys, str(tmp_path / "runs.db"))
+    assert run("index")[0] == 2, "there is no file"
+    on(run.url, filled)
+    assert run.json("index") == {"indexed": 30}
+    assert [each["run_key"] for each in run.json("runs", "--search", "needle")] == ["r0", "r10", "r20"]
+    assert "goes to run number 30 of 30" in run("doctor")[1]
+    assert run("verify")[0] == 0
+    assert run("index") == (0, f"0 runs indexed in {run.url}\n", "")
+    assert run("index", "--drop") == (0, f"{run.url} has no index now\n", "")
+    assert run("index", "--drop") == (0, f"{run.url} had no index\n", "")
+
+
+async def test_a_copy_of_the_file_has_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        await filled(runner)
+        await runner.search_index.build()
+    run = Commands(capsys)
+    await asyncio.to_thread(run, "backup", str(tmp_path / "runs.db"), str(tmp_path / "copy.db"))
+    async with AgentRunner.open(tmp_path / "copy.db") as runner:
+        assert await reads_of(runner, "needle") == 3
+
+
 # -- PostgreSQL
 
 
@@ -424,4 +451,3 @@ async def test_a_run_in_an_open_transaction_is_not_passed_over(postgres_url: str
         assert await runner.search_index.build() == 4
         found = await runner.runs(search="needle", newest_first=True)
         assert {run.run_key for run in found} == {"later", "open", "r0"}
-

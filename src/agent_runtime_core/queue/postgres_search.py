@@ -42,9 +42,10 @@ _CREATE: Final = (
     " WHEN (OLD.ended_at IS NOT NULL) EXECUTE FUNCTION arc_search_changed()",
 )
 _DROP: Final = (
-    "DROP TRIGGER search_changed ON arc_runs", "DROP FUNCTION arc_search_changed()", "DROP TABLE arc_search_state",
-    "DROP TABLE arc_search",
-)  # fmt: skip
+    "DROP TRIGGER search_changed ON arc_runs",
+    "DROP FUNCTION arc_search_changed()",
+    "DROP TABLE arc_search_state, arc_search",
+)
 # In a statement before the insertion, because a statement reads what was committed when it began. A change after it
 # waits, and its trigger then finds the row of the index.
 _LOCK: Final = "SELECT n FROM arc_runs WHERE n = ANY(?) ORDER BY run_id FOR SHARE"

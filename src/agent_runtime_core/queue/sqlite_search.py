@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from .._engines.base import OperationSet, always
@@ -188,12 +189,10 @@ def candidates(view: Any, wanted: RunFilter, parts: Sequence[Condition], most: i
     if wanted.statuses == ():
         return Candidates([], None)
     bounds, values = _split(*(_arrived(view, wanted) if wanted.since or wanted.before or wanted.until else ()))
-    where = f"WHERE {' AND '.join(bounds)}" if bounds else ""
-    end = f"{where} ORDER BY n {'DESC' if wanted.newest_first else 'ASC'} LIMIT ?"
     limit, found = most + _MARGIN, set[int]()
     for text, given in parts:
-        rows = view.execute(f"SELECT n FROM ({text}) AS c {end}", (*given, *values, limit))
-        found.update(n for (n,) in rows)
+        query = _part(text, bounds, wanted.newest_first)
+        found.update(n for (n,) in view.execute(query, (*given, *values, limit)))
     numbers = sorted(found, reverse=wanted.newest_first)
     places = _places(view, wanted, numbers[:limit])
     if len(numbers) < limit:
@@ -204,6 +203,13 @@ def candidates(view: Any, wanted: RunFilter, parts: Sequence[Condition], most: i
     edge = max(_places(view, RunFilter(newest_first=True), numbers[limit - _MARGIN : limit]), default=(0.0, 0))
     is_last = wanted.before is not None and edge >= wanted.before
     return Candidates([each for each in places if each >= edge], None if is_last else edge)
+
+
+@lru_cache(256)
+def _part(text: str, bounds: tuple[str, ...], newest_first: bool) -> str:
+    """Return a statement for the first `n` of a query. All parts of it are texts of this package."""
+    where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
+    return f"SELECT n FROM ({text}) AS c{where} ORDER BY n {'DESC' if newest_first else 'ASC'} LIMIT ?"
 
 
 def _places(view: Any, wanted: RunFilter, numbers: Sequence[int]) -> list[tuple[float, int]]:

@@ -6,21 +6,24 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from .._core.log import log
 from .._core.validation import Shown, must
 from .._engines.base import Op
 from .._engines.payloads import UNREADABLE
-from ..errors import NotSupported, StorageCorrupt
+from ..errors import AgentRuntimeError, NotSupported, StorageCorrupt
 from ..queue.base import RunQueue
 from ..queue.contents import IndexEntry, IndexState, indexed_text
-from ..queue.records import LIVE, RunFilter, RunRow, unreadable
+from ..queue.records import LIVE, RunFilter, RunRow, row_contents, unreadable
 from ..state.base import StateStore
-from .finding import contents_of, with_journal
+from .finding import with_journal
 
 _PAGE: Final = 64  # runs that are read together
 _AT_ONCE: Final = 16  # journals that are read at the same time
 _CHARACTERS: Final = 262_144  # that one commit indexes at most, so that other commits wait for a short time only
 _PAUSE: Final = 1.0  # seconds between two looks of a page
 _SECONDS: Final = 0.1  # after which a look begins no further page
+_SMALL_PAGE: Final = 16  # runs that a look reads together
+_FAILED: Final = 60.0  # seconds after a failure until the next look
 _WAIT: Final = 0.05  # seconds between two looks at transactions that are open
 _WAITS: Final = 40
 
@@ -71,12 +74,14 @@ class SearchIndex:
 
         Examples:
             >>> import asyncio
+            >>> from tempfile import TemporaryDirectory
             >>> from agent_runtime_core import AgentRunner
             >>> async def main():
-            ...     async with AgentRunner.open("runs.db") as runner:
-            ...         await runner.submit("report", {"month": "May"}, run_id="report-1")
-            ...         await runner.search_index.build()
-            ...         return [run.run_key for run in await runner.runs(search="may")]
+            ...     with TemporaryDirectory() as folder:
+            ...         async with AgentRunner.open(f"{folder}/runs.db") as runner:
+            ...             await runner.submit("report", {"month": "May"}, run_id="report-1")
+            ...             await runner.search_index.build()
+            ...             return [run.run_key for run in await runner.runs(search="may")]
             >>> asyncio.run(main())
             ['report-1']
         """
@@ -113,7 +118,7 @@ class SearchIndex:
             >>> import asyncio
             >>> from agent_runtime_core import AgentRunner
             >>> async def main():
-            ...     async with AgentRunner.open("runs.db") as runner:
+            ...     async with AgentRunner.open("memory://") as runner:
             ...         return await runner.search_index.drop()
             >>> asyncio.run(main())
             False
@@ -137,27 +142,30 @@ class SearchIndex:
             return
         self._is_busy, self._looked = True, began
         try:
-            while (state := await self.read()) is not None and await self._pass(state, state.last):
-                if clock.monotonic() - began > _SECONDS:
+            while (state := await self.read(_SMALL_PAGE)) is not None:
+                if not await self._pass(state, state.last, _SMALL_PAGE) or clock.monotonic() - began > _SECONDS:
                     break
+        except AgentRuntimeError as error:  # the list of runs needs no index
+            self._looked = began + _FAILED
+            log.warning("cannot update the full-text index of %s: %s", type(self._queue).__name__, error)
         finally:
             self._is_busy = False
 
-    async def _pass(self, state: IndexState, until: int) -> int:
-        """Index a page of runs, and return how many it has."""
+    async def _pass(self, state: IndexState, until: int, size: int = _PAGE) -> int:
+        """Index at most `size` new runs, and the runs that have ended; return how many these are."""
         until = min(until, self._safe)
         ended = await self._queue.numbered(state.ended)
-        new = await self._queue.find_runs(RunFilter(after=state.upto, limit=_PAGE)) if state.upto < until else []
+        new = await self._queue.find_runs(RunFilter(after=state.upto, limit=size)) if state.upto < until else []
         new = [row for row in new if row.arrival <= until]
         gone = [IndexEntry(n, (0, None, 0), None, True) for n in {*state.ended} - {row.arrival for row in ended}]
         entries = [*gone, *await self._entries([*ended, *new])]
-        part, size, upto = list[IndexEntry](), 0, 0
+        part, length, upto = list[IndexEntry](), 0, 0
         for entry in entries:
-            if part and size > _CHARACTERS:
+            if part and length > _CHARACTERS:
                 await self._put(upto, part)
-                part, size = [], 0
+                part, length = [], 0
             part.append(entry)
-            size += len(entry.text or "")
+            length += len(entry.text or "")
             upto = max(upto, entry.arrival)
         if not new and state.upto < until:
             upto = until  # no runs are left there
@@ -181,9 +189,8 @@ class SearchIndex:
         try:
             if (error := unreadable(row)) is not None:
                 raise error
-            ends = await self._state.endings([row.run_id])
-            contents = contents_of(row, ends.get(row.run_id))
-            contents = await with_journal(self._queue, self._state, row, contents)
+            # The last record of the journal has what the end of the run has.
+            contents = await with_journal(self._queue, self._state, row, row_contents(row))
         except (StorageCorrupt, *UNREADABLE):
             return IndexEntry(row.arrival, seen, None, False)  # a search says that it could not read the run
         return IndexEntry(row.arrival, seen, indexed_text(row.tenant, contents), False)
