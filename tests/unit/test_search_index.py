@@ -23,7 +23,7 @@ from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument, NotSupported
 from agent_runtime_core.queue import sqlite_search
 from agent_runtime_core.queue.contents import MOST_INDEXED, ContentFilter, contains
-from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow
+from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.runner import AgentRunner, finding, search_index
 from agent_runtime_core.runner.finding import Finder, contents_of, with_journal
 from agent_runtime_core.runner.reencryption import reencrypt
@@ -42,7 +42,7 @@ NUMBERS = st.integers(0, 9)
 ACTIONS = st.one_of(
     st.tuples(st.just("insert"), VALUES, TENANTS, st.sampled_from(["pending", "waiting", "failed", "succeeded"])),
     st.tuples(st.just("insert"), VALUES, TENANTS, st.sampled_from(["failed", "succeeded"])),
-    st.tuples(st.just("step"), NUMBERS, VALUES),
+    st.tuples(st.just("step"), NUMBERS, VALUES, st.sampled_from(["running", "waiting", "pending"])),
     st.tuples(st.just("message"), NUMBERS, VALUES),
     st.tuples(st.sampled_from(["end", "requeue", "delete"]), NUMBERS),
     st.tuples(st.just("assign"), NUMBERS, st.sampled_from(["acme", "b"])),
@@ -76,10 +76,8 @@ class Model:
         row = rows[args[0] % len(rows)]
         is_live = row.status in LIVE
         match name:
-            case "step" if is_live:
-                seq = len(await self.state.records(row.run_id))
-                record = Record(seq, DONE, "model", f"k:{seq}", result=json.dumps(args[1]))
-                await self.state.commits.commit(None, [Op("journal.append", (row.run_id, record))])
+            case "step":
+                await self._step(row if row.status == "running" else None, *args[1:])
             case "message":
                 self._messages += 1
                 op = self.queue.post_op(row.run_id, "signal", "", json.dumps(args[1]), f"m{self._messages}")
@@ -92,6 +90,16 @@ class Model:
                 await self.runner.discard(row.run_id)
             case "assign" if not row.tenant:
                 await self.queue.assign(row.run_id, args[1])
+
+    async def _step(self, row: RunRow | None, value: Any, then: str) -> None:
+        """Store a step of a running run, or of the next run that is ready. Only with a claim are steps stored."""
+        for each in [row] if row is not None else await self.queue.claim_rows("w", 60):
+            seq = len(await self.state.records(each.run_id))
+            record = Record(seq, DONE, "model", f"k:{seq}", result=json.dumps(value))
+            await self.state.commits.commit(None, [Op("journal.append", (each.run_id, record))])
+            if then != "running":
+                update = RunUpdate(each.claim_id, then, 30.0, 0.0 if then == "pending" else 1e12, cursor=each.mail_seq)
+                await self.queue.settle(each.run_id, update)
 
     async def _insert(self, value: Any, tenant: str, status: str) -> None:
         self._runs += 1
@@ -109,7 +117,7 @@ class Model:
         index = self.runner.search_index
         if name == "pass":
             if (state := await index.read()) is not None:
-                await index._pass(state, state.last)
+                await index._pass(state, state.last, 3)
             return
         if name == "recreate":
             await index.drop()
@@ -243,11 +251,11 @@ async def test_a_look_of_a_page_indexes_what_is_new(tmp_path: Path, monkeypatch:
         await runner.search_index.look()
         state = await runner.search_index.read()
         assert state is not None
-        assert (state.upto, state.last, state.ended) == (4, 4, [])
+        assert (state.upto, state.last, state.changed) == (4, 4, [])
         await runner.cancel("new")
         state = await runner.search_index.read()
         assert state is not None
-        assert state.ended == [4]
+        assert state.changed == [4]
         await runner.search_index.look()
         assert await reads_of(runner, "zzzz") == 0
 
@@ -446,7 +454,7 @@ async def test_a_run_in_an_open_transaction_is_not_passed_over(postgres_url: str
             await runner.cancel("later")
             state = await runner.search_index.read()
             assert state is not None
-            await runner.search_index._pass(state, state.last)
+            await runner.search_index._pass(state, state.last, 9)
             assert (await runner.search_index.read()).upto == 0  # type: ignore[union-attr]
         assert await runner.search_index.build() == 4
         found = await runner.runs(search="needle", newest_first=True)

@@ -166,13 +166,13 @@ class IndexState(NamedTuple):
 
     Attributes:
         upto: The `arrival` of the last run that was indexed.
-        ended: The `arrival` of the first runs that changed or ended since they were indexed.
+        changed: The `arrival` of the first runs that changed since they were indexed, and that do not run.
         last: The greatest `arrival` that was assigned so far.
         writers: The open transactions that may store a run with an `arrival` up to `last`, by their names.
     """
 
     upto: int
-    ended: list[int]
+    changed: list[int]
     last: int
     writers: frozenset[str] = frozenset()
 
@@ -182,13 +182,13 @@ class IndexEntry(NamedTuple):
 
     Attributes:
         arrival: The `arrival` of the run.
-        seen: Its `generation`, `ended_at` and `mail_seq` when its contents were read.
+        seen: Its `generation`, `ended_at`, `mail_seq` and `claim_id` when its contents were read.
         text: Its text; None makes it a candidate of each search.
-        live: Whether it had not ended. It is indexed again when it has.
+        live: Whether it had not ended. Only a claim or a message changes its contents, and it is indexed again then.
     """
 
     arrival: int
-    seen: tuple[int, float | None, int]
+    seen: tuple[int, float | None, int, str]
     text: str | None
     live: bool
 

@@ -1,8 +1,8 @@
 """The full-text index of the runs in a PostgreSQL database: a table with their contents, and their trigrams.
 
-`arc_search.text` is NULL for a run that is a candidate of each search: a live run, a run with long contents, or a run
-that changed after its end. The row of a run is deleted with the run, by its foreign key. A trigger empties it when the
-run changes after its end.
+As in `sqlite_search`, a run is a candidate of each search if its text is missing or may be outdated: `text` is NULL, or
+the run is live (`again`) and has another claim or other messages. The row of a run is deleted with the run, by its
+foreign key. A trigger empties it when the run changes after its end.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _EXTENSION: Final = (
 )
 _CREATE: Final = (
     "CREATE TABLE arc_search (n bigint PRIMARY KEY REFERENCES arc_runs (n) ON DELETE CASCADE, again boolean NOT NULL,"
-    ' text text COLLATE "C")',
+    ' claim_id text COLLATE "C", mail_seq int, text text COLLATE "C")',
     "CREATE TABLE arc_search_state (upto bigint NOT NULL)",
     "INSERT INTO arc_search_state VALUES (0)",
-    "CREATE INDEX search_left ON arc_search (n) WHERE text IS NULL",
+    "CREATE INDEX search_left ON arc_search (n) WHERE again OR text IS NULL",
     # Not as the user whose commit fires it, who may have no right to write the table.
     "CREATE FUNCTION arc_search_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
     " SET search_path = pg_catalog AS $$ BEGIN"
     " UPDATE arc_search SET text = NULL, again = true WHERE n = OLD.n; RETURN NULL; END $$",
     f"CREATE TRIGGER search_changed AFTER UPDATE OF {WATCHED} ON arc_runs FOR EACH ROW"
-    " WHEN (OLD.ended_at IS NOT NULL) EXECUTE FUNCTION arc_search_changed()",
+    " WHEN (OLD.ended_at IS NOT NULL OR OLD.tenant <> NEW.tenant) EXECUTE FUNCTION arc_search_changed()",
 )
 _DROP: Final = (
     "DROP TRIGGER search_changed ON arc_runs",
@@ -49,21 +49,26 @@ _DROP: Final = (
 # In a statement before the insertion, because a statement reads what was committed when it began. A change after it
 # waits, and its trigger then finds the row of the index.
 _LOCK: Final = "SELECT n FROM arc_runs WHERE n = ANY(?) ORDER BY run_id FOR SHARE"
-_NEW: Final = ("n", "generation", "ended_at", "mail_seq", "text", "live")
-_ROWS: Final = rows_of("w", "n bigint", "generation int", "ended_at float8", "mail_seq int", "text text", "live int")
+_NEW: Final = ("n", "generation", "ended_at", "mail_seq", "claim_id", "text", "live")
+_ROWS: Final = rows_of(
+    "w", "n bigint", "generation int", "ended_at float8", "mail_seq int", "claim_id text", "text text", "live int"
+)
 _SAME: Final = (
-    "w.live = 0 AND (r.generation, r.mail_seq) = (w.generation, w.mail_seq)"
+    "(r.generation, r.mail_seq, r.claim_id) = (w.generation, w.mail_seq, w.claim_id)"
     " AND r.ended_at IS NOT DISTINCT FROM w.ended_at"
 )
 _PUT: Final = (
-    f"INSERT INTO arc_search (n, again, text) SELECT w.n, NOT ({_SAME}), CASE WHEN {_SAME} THEN w.text END"
+    f"INSERT INTO arc_search (n, again, claim_id, mail_seq, text)"
+    f" SELECT w.n, w.live = 1 OR NOT ({_SAME}), w.claim_id, w.mail_seq, CASE WHEN {_SAME} THEN w.text END"
     f" FROM {_ROWS} JOIN arc_runs r ON r.n = w.n"
-    " ON CONFLICT (n) DO UPDATE SET again = excluded.again, text = excluded.text"
+    " ON CONFLICT (n) DO UPDATE SET again = excluded.again, claim_id = excluded.claim_id,"
+    " mail_seq = excluded.mail_seq, text = excluded.text"
 )
-_ENDED: Final = (
-    "SELECT s.n FROM arc_search s JOIN arc_runs r ON r.n = s.n"
-    " WHERE s.text IS NULL AND s.again AND r.ended_at IS NOT NULL ORDER BY s.n LIMIT ?"
+_LEFT: Final = (
+    "SELECT s.n FROM arc_search s JOIN arc_runs r ON r.n = s.n WHERE (s.again OR s.text IS NULL) AND (s.text IS NULL"
+    " OR r.ended_at IS NOT NULL OR r.claim_id <> s.claim_id OR r.mail_seq <> s.mail_seq)"
 )
+_CHANGED: Final = f"{_LEFT} AND s.again AND r.status <> 'running' ORDER BY s.n LIMIT ?"
 # Each transaction holds this lock from before a number is assigned until its run can be read.
 _WRITERS: Final = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted"
@@ -110,8 +115,8 @@ def put(tx: PostgresTx, upto: int, entries: Sequence[IndexEntry]) -> None:
     """Store the entries of runs, unless the index was dropped since. A run that changed since is left."""
     if not _has_index(tx):
         return
-    if ended := [each.arrival for each in entries if not each.live]:
-        tx.execute(_LOCK, (ended,))
+    if numbers := [each.arrival for each in entries if each.text is not None]:
+        tx.execute(_LOCK, (numbers,))
     rows = [(each.arrival, *each.seen, each.text, int(each.live)) for each in entries]
     if rows:
         tx.execute(_PUT, (sent(_NEW, rows),))
@@ -135,8 +140,8 @@ def state(view: PostgresConnection, limit: int) -> IndexState | None:
     last, is_called = view.execute("SELECT last_value, is_called FROM arc_runs_n_seq").fetchone()
     writers = frozenset(name for (name,) in view.execute(_WRITERS))  # read after the number
     [upto] = view.execute("SELECT upto FROM arc_search_state").fetchone()
-    ended = [n for (n,) in view.execute(_ENDED, (limit,))]
-    return IndexState(upto, ended, int(last) if is_called else 0, writers)
+    changed = [n for (n,) in view.execute(_CHANGED, (limit,))]
+    return IndexState(upto, changed, int(last) if is_called else 0, writers)
 
 
 def search(view: PostgresConnection, wanted: RunFilter, words: str, most: int) -> Candidates | None:
@@ -148,7 +153,7 @@ def search(view: PostgresConnection, wanted: RunFilter, words: str, most: int) -
         text, values = f"{text} AND text LIKE ?", [*values, _pattern(tenant_mark(wanted.tenant))]
     parts: list[Condition] = [
         ("SELECT n FROM arc_runs WHERE n > (SELECT upto FROM arc_search_state)", ()),
-        ("SELECT n FROM arc_search WHERE text IS NULL", ()),
+        (_LEFT, ()),
         (text, tuple(values)),
     ]
     return candidates(view, wanted, parts, most)

@@ -1,11 +1,11 @@
 """The full-text index of the runs in a SQLite file: a table of FTS5 with the trigrams of their contents.
 
-It yields candidates: who searches reads their contents. `arc_search` contains runs that have ended. `arc_search_left`
-names the other runs up to the last run that was indexed, which are candidates of each search: live runs, runs with long
-contents, and runs that changed after their end. Triggers name these there, in the transaction of the change, so that a
-store without an index has nothing to do. A trigger must not write to a table of FTS5 while `trusted_schema` is off, so
-`forget` deletes the text of a run that is deleted. A process with an older library only names it, and the next pass
-deletes it.
+It yields candidates: who searches reads their contents. `arc_search_left` names the runs whose text in `arc_search` is
+missing or may be outdated, and which are then candidates of each search. The text of a live run counts as long as the
+run has the same claim and messages; while it runs, it has no text. A run that changed after its end is named by a
+trigger, in the transaction of the change, so that a store without an index has nothing to do. A trigger must not write
+to a table of FTS5 while `trusted_schema` is off, so `forget` deletes the text of a run that is deleted. A process with
+an older library only names the run, and the next pass deletes the text.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ _FIRST: Final = (3, 34, 0)  # the SQLite that first had the tokenizer
 _NAME: Final = "SELECT 1 FROM sqlite_master WHERE name = 'arc_search'"
 _COUNTER: Final = "search.index"
 _NAMED: Final = (
-    "INSERT OR REPLACE INTO arc_search_left SELECT OLD.n, 0 WHERE OLD.n <= (SELECT upto FROM arc_search_state)"
+    "INSERT OR REPLACE INTO arc_search_left SELECT OLD.n, 0, NULL, 0 WHERE OLD.n <= (SELECT upto FROM arc_search_state)"
 )
 _CREATE: Final = (
     "CREATE VIRTUAL TABLE arc_search USING fts5"
     " (text, tokenize = 'trigram case_sensitive 1', detail = none, columnsize = 0)",
-    "CREATE TABLE arc_search_left (n INTEGER PRIMARY KEY, is_long INTEGER NOT NULL)",
+    "CREATE TABLE arc_search_left (n INTEGER PRIMARY KEY, is_long INTEGER NOT NULL, claim_id TEXT,"
+    " mail_seq INTEGER NOT NULL)",
     "CREATE TABLE arc_search_state (upto INTEGER NOT NULL)",
     "INSERT INTO arc_search_state VALUES (0)",
     f"CREATE TRIGGER arc_search_deleted AFTER DELETE ON arc_runs BEGIN {_NAMED}; END",
-    f"CREATE TRIGGER arc_search_changed AFTER UPDATE OF {WATCHED} ON arc_runs WHEN OLD.ended_at IS NOT NULL"
-    f" BEGIN {_NAMED}; END",
+    f"CREATE TRIGGER arc_search_changed AFTER UPDATE OF {WATCHED} ON arc_runs"
+    f" WHEN OLD.ended_at IS NOT NULL OR OLD.tenant <> NEW.tenant BEGIN {_NAMED}; END",
 )
 _DROP: Final = (
     "DROP TRIGGER arc_search_deleted", "DROP TRIGGER arc_search_changed", "DROP TABLE arc_search_state",
@@ -50,10 +51,13 @@ _DROP: Final = (
 )  # fmt: skip
 _REMOVE: Final = ("DELETE FROM arc_search WHERE rowid = ?", "DELETE FROM arc_search_left WHERE n = ?")
 _MATCHING: Final = "SELECT rowid AS n FROM arc_search WHERE arc_search MATCH ?"
-_ENDED: Final = (
-    "SELECT l.n FROM arc_search_left l LEFT JOIN arc_runs r ON r.n = l.n"
-    " WHERE l.is_long = 0 AND (r.n IS NULL OR r.ended_at IS NOT NULL) ORDER BY l.n LIMIT ?"
+#: For a run in `arc_search_left` without a text that counts.
+_OUTDATED: Final = (
+    "(l.claim_id IS NULL OR r.n IS NULL OR r.ended_at IS NOT NULL OR r.claim_id <> l.claim_id"
+    " OR r.mail_seq <> l.mail_seq)"
 )
+_LEFT: Final = f"SELECT l.n FROM arc_search_left l LEFT JOIN arc_runs r ON r.n = l.n WHERE {_OUTDATED}"
+_CHANGED: Final = f"{_LEFT} AND l.is_long = 0 AND r.status IS NOT 'running' ORDER BY l.n LIMIT ?"
 
 
 def _has_index(view: Any) -> bool:
@@ -91,14 +95,17 @@ def put(tx: SQLiteTx, upto: int, entries: Sequence[IndexEntry]) -> None:
         return
     for arrival, seen, text, live in entries:
         _remove(tx, arrival)
-        row = tx.execute("SELECT generation, ended_at, mail_seq FROM arc_runs WHERE n = ?", (arrival,)).fetchone()
+        row = tx.execute(
+            "SELECT generation, ended_at, mail_seq, claim_id FROM arc_runs WHERE n = ?", (arrival,)
+        ).fetchone()
         if row is None:
             continue
-        is_same = row == seen and not live
-        if text is None or not is_same:
-            tx.execute("INSERT INTO arc_search_left VALUES (?, ?)", (arrival, is_same))
-        else:
+        has_text = text is not None and row == seen
+        if has_text:
             tx.execute("INSERT INTO arc_search (rowid, text) VALUES (?, ?)", (arrival, text))
+        if live or not has_text:
+            left = (arrival, row == seen and not live, seen[3] if has_text else None, seen[2])
+            tx.execute("INSERT INTO arc_search_left VALUES (?, ?, ?, ?)", left)
     tx.execute("UPDATE arc_search_state SET upto = max(upto, ?)", (upto,))
 
 
@@ -147,7 +154,7 @@ def state(view: sqlite3.Connection, limit: int) -> IndexState | None:
         return None
     [upto] = view.execute("SELECT upto FROM arc_search_state").fetchone()
     [last] = view.execute("SELECT coalesce(max(n), 0) FROM arc_runs").fetchone()
-    return IndexState(upto, [n for (n,) in view.execute(_ENDED, (limit,))], last)
+    return IndexState(upto, [n for (n,) in view.execute(_CHANGED, (limit,))], last)
 
 
 def search(view: sqlite3.Connection, wanted: RunFilter, words: str, most: int) -> Candidates | None:
@@ -163,7 +170,7 @@ def search(view: sqlite3.Connection, wanted: RunFilter, words: str, most: int) -
         return None
     parts: list[Condition] = [
         ("SELECT n FROM arc_runs WHERE n > (SELECT upto FROM arc_search_state)", ()),
-        ("SELECT n FROM arc_search_left", ()),
+        (_LEFT, ()),
         (_MATCHING, (_expression(words, wanted.tenant),)),
     ]
     return candidates(view, wanted, parts, most)

@@ -86,18 +86,19 @@ class SearchIndex:
             ['report-1']
         """
         await self._create()
-        done, waits = 0, 0
-        state = await self.read()
-        until = 0 if state is None else state.last
-        while state is not None:
-            number = await self._pass(state, until)
+        done = waits = until = 0
+        limit = _PAGE
+        while (state := await self.read(limit)) is not None:
+            until = until or state.last
+            number = await self._pass(state, until, _PAGE)
             done += number
-            if not number:
+            if not number and limit:
                 if max(self._safe, state.upto) >= until or waits >= _WAITS:
                     break
                 waits += 1
                 await asyncio.sleep(_WAIT)
-            state = await self.read()
+            # To find the runs that changed takes a look at each live run, so this is not done before each page.
+            limit = _PAGE if state.changed or not number else 0
         return done
 
     async def _create(self) -> None:
@@ -151,14 +152,15 @@ class SearchIndex:
         finally:
             self._is_busy = False
 
-    async def _pass(self, state: IndexState, until: int, size: int = _PAGE) -> int:
-        """Index at most `size` new runs, and the runs that have ended; return how many these are."""
+    async def _pass(self, state: IndexState, until: int, size: int) -> int:
+        """Index at most `size` new runs, and the runs that changed; return how many these are."""
         until = min(until, self._safe)
-        ended = await self._queue.numbered(state.ended)
+        changed = await self._queue.numbered(state.changed)
         new = await self._queue.find_runs(RunFilter(after=state.upto, limit=size)) if state.upto < until else []
         new = [row for row in new if row.arrival <= until]
-        gone = [IndexEntry(n, (0, None, 0), None, True) for n in {*state.ended} - {row.arrival for row in ended}]
-        entries = [*gone, *await self._entries([*ended, *new])]
+        gone = {*state.changed} - {row.arrival for row in changed}
+        entries = [IndexEntry(n, (0, None, 0, ""), None, True) for n in gone]
+        entries += await self._entries([*changed, *new])
         part, length, upto = list[IndexEntry](), 0, 0
         for entry in entries:
             if part and length > _CHARACTERS:
@@ -183,8 +185,8 @@ class SearchIndex:
         return found
 
     async def _entry(self, row: RunRow) -> IndexEntry:
-        seen = (row.generation, row.ended_at, row.mail_seq)
-        if row.status in LIVE:
+        seen, live = (row.generation, row.ended_at, row.mail_seq, row.claim_id), row.status in LIVE
+        if row.status == "running":
             return IndexEntry(row.arrival, seen, None, True)
         try:
             if (error := unreadable(row)) is not None:
@@ -192,5 +194,5 @@ class SearchIndex:
             # The last record of the journal has what the end of the run has.
             contents = await with_journal(self._queue, self._state, row, row_contents(row))
         except (StorageCorrupt, *UNREADABLE):
-            return IndexEntry(row.arrival, seen, None, False)  # a search says that it could not read the run
-        return IndexEntry(row.arrival, seen, indexed_text(row.tenant, contents), False)
+            return IndexEntry(row.arrival, seen, None, live)  # a search says that it could not read the run
+        return IndexEntry(row.arrival, seen, indexed_text(row.tenant, contents), live)
