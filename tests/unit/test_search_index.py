@@ -27,16 +27,18 @@ from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow, RunUpdate
 from agent_runtime_core.runner import AgentRunner, finding, search_index
 from agent_runtime_core.runner.finding import Finder, contents_of, with_journal
 from agent_runtime_core.runner.reencryption import reencrypt
+from tests.support.cases import for_each
 from tests.support.codec import encrypting
 from tests.support.command_line import Commands, on
 
 # Letters whose lower case is longer or depends on the letters around it, what JSON and the stores write in another way,
 # and what their patterns and queries mean by it.
-LETTERS = 'abABé\u0130\u03a3\u03c3\U0001f600"\\\n%_*\0\1\ud800 7'
-TEXTS = st.text(LETTERS, max_size=8)
-WORDS = st.text(LETTERS, min_size=1, max_size=5).filter(lambda text: text.strip() != "")
-VALUES = st.recursive(TEXTS | st.integers(0, 99), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
-    st.sampled_from("kl"), inner, max_size=2), max_leaves=3)  # fmt: skip
+LETTERS = 'abAB\u00e9\u0130\u03a3\u03c3\U0001f600"\\\n%_*\0\1\ud800 7'
+PHRASES = ["Needle", "aB\u0130\u03a3", '\U0001f600"\\\n', "%_*\0\1\ud800"]
+TEXTS = st.builds("".join, st.lists(st.sampled_from(PHRASES) | st.text(LETTERS, max_size=2), max_size=3))
+PARTS = st.sampled_from(PHRASES).flatmap(lambda text: st.sampled_from([text, text.upper(), text[:3], text[-3:]]))
+WORDS = PARTS | st.text(LETTERS, min_size=1, max_size=4).filter(lambda text: text.strip() != "")
+VALUES = TEXTS | st.lists(TEXTS | st.integers(0, 99), max_size=2) | st.dictionaries(st.sampled_from("kl"), TEXTS)
 TENANTS = st.sampled_from(["", "", "acme", "b"])
 NUMBERS = st.integers(0, 9)
 ACTIONS = st.one_of(
@@ -46,7 +48,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("message"), NUMBERS, VALUES),
     st.tuples(st.sampled_from(["end", "requeue", "delete"]), NUMBERS),
     st.tuples(st.just("assign"), NUMBERS, st.sampled_from(["acme", "b"])),
-    st.tuples(st.sampled_from(["build", "pass", "pass", "recreate"])),
+    st.tuples(st.sampled_from(["build", "build", "pass", "recreate"])),
 )
 CHECKS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 _NUMBER = itertools.count()
@@ -135,11 +137,12 @@ class Model:
     async def found(self, words: str, limit: int, **wanted: Any) -> list[str]:
         filter_ = RunFilter(contents=ContentFilter(search=words), since=0.0 if len(words) > 2 else 0.5, **wanted)
         found, after = list[str](), None
-        while True:
+        for _ in range(200):
             page = await Finder(self.queue, self.state, filter_).find(limit, after)
             found += [row.run_id for row in page.rows]
             if (after := page.position) is None:
                 return found
+        raise AssertionError("the pages do not end")
 
 
 async def agree(runner: AgentRunner, actions: list[tuple[Any, ...]], words: list[str]) -> None:
@@ -148,7 +151,7 @@ async def agree(runner: AgentRunner, actions: list[tuple[Any, ...]], words: list
         await runner.search_index.build()
         for number, action in enumerate(actions):
             await model.apply(action)
-            if number in (len(actions) // 2, len(actions) - 1):
+            if number % 5 == 4 or number == len(actions) - 1:
                 for each in words:
                     for wanted in ({"newest_first": True}, {}, {"tenant": "acme", "newest_first": True}):
                         expected = await model.expected(each, **wanted)
@@ -167,7 +170,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.setattr(module, name, value)
 
 
-SAME = given(st.lists(ACTIONS, min_size=5, max_size=16), st.lists(WORDS, min_size=1, max_size=3))
+SAME = given(st.lists(ACTIONS, min_size=8, max_size=20), st.lists(WORDS, min_size=2, max_size=3))
 
 
 @pytest.mark.usefixtures("sizes")
@@ -185,6 +188,43 @@ def test_sqlite_finds_the_same_runs(actions: Any, words: list[str]) -> None:
 def test_postgres_finds_the_same_runs(postgres_url: str, actions: Any, words: list[str]) -> None:
     pytest.importorskip("psycopg")
     asyncio.run(agree(AgentRunner.open(f"{postgres_url}_{next(_NUMBER)}"), actions, words))
+
+
+#: What happens to the only run after it was indexed, as its status then, and the actions that store the word.
+CHANGES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+    "message to a live run": ("waiting", [("message", 0, "needle")]),
+    "step of a run that runs": ("pending", [("step", 0, "needle", "running")]),
+    "step of a run that waits again": ("pending", [("step", 0, "needle", "waiting")]),
+    "end": ("pending", [("step", 0, "needle", "succeeded")]),
+    "step after a requeue": ("failed", [("requeue", 0), ("step", 0, "needle", "waiting")]),
+    "tenant of a live run": ("waiting", [("assign", 0, "acme")]),
+    "tenant of an ended run": ("failed", [("assign", 0, "acme")]),
+}
+
+
+@for_each("change", CHANGES)
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_a_run_that_changed_is_found(
+    change: str, store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = str(tmp_path / f"{change}.db")
+    if store == "postgres":
+        url = f"{request.getfixturevalue('postgres_url')}_{next(_NUMBER)}"
+    status, actions = CHANGES[change]
+    async with AgentRunner.open(url) as runner:
+        model = Model(runner)
+        of_tenant = change.startswith("tenant")
+        await model.apply(("insert", "needle" if of_tenant else "straw", "", status))
+        await runner.search_index.build()
+        wanted = {"tenant": "acme"} if of_tenant else {}
+        assert await model.found("needle", 9, **wanted) == []
+        for action in actions:
+            await model.apply(action)
+        [row] = await model.rows()
+        assert await model.found("needle", 9, **wanted) == [row.run_id]
+        await runner.search_index.build()
+        assert await model.found("needle", 9, **wanted) == [row.run_id]
+        assert await reads_of(runner, "zzzz") == int(row.status == "running")
 
 
 # -- what is read

@@ -182,13 +182,14 @@ class IndexEntry(NamedTuple):
 
     Attributes:
         arrival: The `arrival` of the run.
-        seen: Its `generation`, `ended_at`, `mail_seq` and `claim_id` when its contents were read.
+        seen: Its `generation`, `ended_at`, `mail_seq` and `claim_id` when its contents were read; None in place of
+            the last while it runs.
         text: Its text; None makes it a candidate of each search.
         live: Whether it had not ended. Only a claim or a message changes its contents, and it is indexed again then.
     """
 
     arrival: int
-    seen: tuple[int, float | None, int, str]
+    seen: tuple[int, float | None, int, str | None]
     text: str | None
     live: bool
 

@@ -1,7 +1,7 @@
 """The full-text index of the runs in a PostgreSQL database: a table with their contents, and their trigrams.
 
 As in `sqlite_search`, a run is a candidate of each search if its text is missing or may be outdated: `text` is NULL, or
-the run is live (`again`) and has another claim or other messages. The row of a run is deleted with the run, by its
+the run is live and has another claim or other messages. The row of a run is deleted with the run, by its
 foreign key. A trigger empties it when the run changes after its end.
 """
 
@@ -29,15 +29,15 @@ _EXTENSION: Final = (
     " WHERE e.extname = 'pg_trgm'"
 )
 _CREATE: Final = (
-    "CREATE TABLE arc_search (n bigint PRIMARY KEY REFERENCES arc_runs (n) ON DELETE CASCADE, again boolean NOT NULL,"
+    "CREATE TABLE arc_search (n bigint PRIMARY KEY REFERENCES arc_runs (n) ON DELETE CASCADE, live boolean NOT NULL,"
     ' claim_id text COLLATE "C", mail_seq int, text text COLLATE "C")',
     "CREATE TABLE arc_search_state (upto bigint NOT NULL)",
     "INSERT INTO arc_search_state VALUES (0)",
-    "CREATE INDEX search_left ON arc_search (n) WHERE again OR text IS NULL",
+    "CREATE INDEX search_left ON arc_search (n) WHERE live OR text IS NULL",
     # Not as the user whose commit fires it, who may have no right to write the table.
     "CREATE FUNCTION arc_search_changed() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
     " SET search_path = pg_catalog AS $$ BEGIN"
-    " UPDATE arc_search SET text = NULL, again = true WHERE n = OLD.n; RETURN NULL; END $$",
+    " UPDATE arc_search SET text = NULL, claim_id = NULL WHERE n = OLD.n; RETURN NULL; END $$",
     f"CREATE TRIGGER search_changed AFTER UPDATE OF {WATCHED} ON arc_runs FOR EACH ROW"
     " WHEN (OLD.ended_at IS NOT NULL OR OLD.tenant <> NEW.tenant) EXECUTE FUNCTION arc_search_changed()",
 )
@@ -58,17 +58,18 @@ _SAME: Final = (
     " AND r.ended_at IS NOT DISTINCT FROM w.ended_at"
 )
 _PUT: Final = (
-    f"INSERT INTO arc_search (n, again, claim_id, mail_seq, text)"
-    f" SELECT w.n, w.live = 1 OR NOT ({_SAME}), w.claim_id, w.mail_seq, CASE WHEN {_SAME} THEN w.text END"
+    f"INSERT INTO arc_search (n, live, claim_id, mail_seq, text)"
+    f" SELECT w.n, w.live = 1, CASE WHEN {_SAME} THEN w.claim_id END, w.mail_seq, CASE WHEN {_SAME} THEN w.text END"
     f" FROM {_ROWS} JOIN arc_runs r ON r.n = w.n"
-    " ON CONFLICT (n) DO UPDATE SET again = excluded.again, claim_id = excluded.claim_id,"
+    " ON CONFLICT (n) DO UPDATE SET live = excluded.live, claim_id = excluded.claim_id,"
     " mail_seq = excluded.mail_seq, text = excluded.text"
 )
-_LEFT: Final = (
-    "SELECT s.n FROM arc_search s JOIN arc_runs r ON r.n = s.n WHERE (s.again OR s.text IS NULL) AND (s.text IS NULL"
-    " OR r.ended_at IS NOT NULL OR r.claim_id <> s.claim_id OR r.mail_seq <> s.mail_seq)"
+_OUTDATED: Final = (
+    "(s.claim_id IS NULL OR s.live AND r.ended_at IS NOT NULL OR r.claim_id <> s.claim_id OR r.mail_seq <> s.mail_seq)"
 )
-_CHANGED: Final = f"{_LEFT} AND s.again AND r.status <> 'running' ORDER BY s.n LIMIT ?"
+_NAMES: Final = "SELECT s.n FROM arc_search s JOIN arc_runs r ON r.n = s.n WHERE (s.live OR s.text IS NULL) AND"
+_LEFT: Final = f"{_NAMES} (s.text IS NULL OR {_OUTDATED})"
+_CHANGED: Final = f"{_NAMES} {_OUTDATED} AND r.status <> 'running' ORDER BY s.n LIMIT ?"
 # Each transaction holds this lock from before a number is assigned until its run can be read.
 _WRITERS: Final = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted"

@@ -32,13 +32,14 @@ _FIRST: Final = (3, 34, 0)  # the SQLite that first had the tokenizer
 _NAME: Final = "SELECT 1 FROM sqlite_master WHERE name = 'arc_search'"
 _COUNTER: Final = "search.index"
 _NAMED: Final = (
-    "INSERT OR REPLACE INTO arc_search_left SELECT OLD.n, 0, NULL, 0 WHERE OLD.n <= (SELECT upto FROM arc_search_state)"
+    "INSERT OR REPLACE INTO arc_search_left SELECT OLD.n, 0, 0, NULL, 0"
+    " WHERE OLD.n <= (SELECT upto FROM arc_search_state)"
 )
 _CREATE: Final = (
     "CREATE VIRTUAL TABLE arc_search USING fts5"
     " (text, tokenize = 'trigram case_sensitive 1', detail = none, columnsize = 0)",
-    "CREATE TABLE arc_search_left (n INTEGER PRIMARY KEY, is_long INTEGER NOT NULL, claim_id TEXT,"
-    " mail_seq INTEGER NOT NULL)",
+    "CREATE TABLE arc_search_left (n INTEGER PRIMARY KEY, has_text INTEGER NOT NULL, live INTEGER NOT NULL,"
+    " claim_id TEXT, mail_seq INTEGER NOT NULL)",
     "CREATE TABLE arc_search_state (upto INTEGER NOT NULL)",
     "INSERT INTO arc_search_state VALUES (0)",
     f"CREATE TRIGGER arc_search_deleted AFTER DELETE ON arc_runs BEGIN {_NAMED}; END",
@@ -51,13 +52,13 @@ _DROP: Final = (
 )  # fmt: skip
 _REMOVE: Final = ("DELETE FROM arc_search WHERE rowid = ?", "DELETE FROM arc_search_left WHERE n = ?")
 _MATCHING: Final = "SELECT rowid AS n FROM arc_search WHERE arc_search MATCH ?"
-#: For a run in `arc_search_left` without a text that counts.
 _OUTDATED: Final = (
-    "(l.claim_id IS NULL OR r.n IS NULL OR r.ended_at IS NOT NULL OR r.claim_id <> l.claim_id"
+    "(l.claim_id IS NULL OR r.n IS NULL OR l.live = 1 AND r.ended_at IS NOT NULL OR r.claim_id <> l.claim_id"
     " OR r.mail_seq <> l.mail_seq)"
 )
-_LEFT: Final = f"SELECT l.n FROM arc_search_left l LEFT JOIN arc_runs r ON r.n = l.n WHERE {_OUTDATED}"
-_CHANGED: Final = f"{_LEFT} AND l.is_long = 0 AND r.status IS NOT 'running' ORDER BY l.n LIMIT ?"
+_NAMES: Final = "SELECT l.n FROM arc_search_left l LEFT JOIN arc_runs r ON r.n = l.n WHERE"
+_LEFT: Final = f"{_NAMES} (l.has_text = 0 OR {_OUTDATED})"
+_CHANGED: Final = f"{_NAMES} {_OUTDATED} AND r.status IS NOT 'running' ORDER BY l.n LIMIT ?"
 
 
 def _has_index(view: Any) -> bool:
@@ -104,8 +105,8 @@ def put(tx: SQLiteTx, upto: int, entries: Sequence[IndexEntry]) -> None:
         if has_text:
             tx.execute("INSERT INTO arc_search (rowid, text) VALUES (?, ?)", (arrival, text))
         if live or not has_text:
-            left = (arrival, row == seen and not live, seen[3] if has_text else None, seen[2])
-            tx.execute("INSERT INTO arc_search_left VALUES (?, ?, ?, ?)", left)
+            left = (arrival, has_text, live, seen[3] if row == seen else None, seen[2])
+            tx.execute("INSERT INTO arc_search_left VALUES (?, ?, ?, ?, ?)", left)
     tx.execute("UPDATE arc_search_state SET upto = max(upto, ?)", (upto,))
 
 
@@ -195,7 +196,8 @@ def candidates(view: Any, wanted: RunFilter, parts: Sequence[Condition], most: i
     """
     if wanted.statuses == ():
         return Candidates([], None)
-    bounds, values = _split(*(_arrived(view, wanted) if wanted.since or wanted.before or wanted.until else ()))
+    is_bounded = wanted.after or wanted.since or wanted.before or wanted.until
+    bounds, values = _split(*(_arrived(view, wanted) if is_bounded else ()))
     limit, found = most + _MARGIN, set[int]()
     for text, given in parts:
         query = _part(text, bounds, wanted.newest_first)

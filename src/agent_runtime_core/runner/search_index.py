@@ -159,7 +159,7 @@ class SearchIndex:
         new = await self._queue.find_runs(RunFilter(after=state.upto, limit=size)) if state.upto < until else []
         new = [row for row in new if row.arrival <= until]
         gone = {*state.changed} - {row.arrival for row in changed}
-        entries = [IndexEntry(n, (0, None, 0, ""), None, True) for n in gone]
+        entries = [IndexEntry(n, (0, None, 0, None), None, True) for n in gone]
         entries += await self._entries([*changed, *new])
         part, length, upto = list[IndexEntry](), 0, 0
         for entry in entries:
@@ -185,9 +185,9 @@ class SearchIndex:
         return found
 
     async def _entry(self, row: RunRow) -> IndexEntry:
-        seen, live = (row.generation, row.ended_at, row.mail_seq, row.claim_id), row.status in LIVE
         if row.status == "running":
-            return IndexEntry(row.arrival, seen, None, True)
+            return IndexEntry(row.arrival, (row.generation, None, row.mail_seq, None), None, True)
+        seen, live = (row.generation, row.ended_at, row.mail_seq, row.claim_id), row.status in LIVE
         try:
             if (error := unreadable(row)) is not None:
                 raise error
