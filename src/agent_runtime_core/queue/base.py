@@ -101,7 +101,7 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
 
 
 def _is_impossible(wanted: RunFilter) -> bool:
-    """Return whether a text of a filter has a lone surrogate: no store can have such a value, or accepts it."""
+    """Return whether a text of a filter contains a lone surrogate: no store contains such a value, or accepts it."""
     texts = (
         wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
         wanted.tenant, wanted.run_key,
@@ -908,7 +908,7 @@ class RunQueue(Backend):
 
     @property
     def may_index(self) -> bool:
-        """Whether the store can have a full-text index of contents: no codec encodes them."""
+        """Whether the store can keep a full-text index of contents: no codec encodes them."""
         return self.keeps_search and (self.payloads is None or bool(self.payloads.is_plain))
 
     async def search(self, wanted: RunFilter, words: str, most: int) -> Candidates | None:

@@ -1,7 +1,7 @@
 """The full-text index of the runs in a PostgreSQL database: a table with their contents, and their trigrams.
 
 As in `sqlite_search`, a run is a candidate of each search if its text is missing or may be outdated: `text` is NULL, or
-the run is live and has another claim or other messages. The row of a run is deleted with the run, by its
+the run is live and its claim or its messages are others. The row of a run is deleted with the run, by its
 foreign key. A trigger empties it when the run changes after its end.
 """
 
