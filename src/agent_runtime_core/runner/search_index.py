@@ -129,7 +129,7 @@ class SearchIndex:
         return bool((await self._queue.commits.commit(None, [Op("search.drop", ())]))[0])
 
     async def forget(self) -> None:
-        """Remove what the index still has of deleted runs."""
+        """Remove what the index still contains of deleted runs."""
         first = goes_on = self._queue.keeps_search
         while goes_on:
             [goes_on] = await self._queue.commits.commit(None, [Op("search.merge", (first,))])
