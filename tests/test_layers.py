@@ -86,7 +86,8 @@ ROWS: dict[str, list[str]] = {
         "blocking_claims live_claims payload_fields transitions",
         "base",
         "redis_find sqlite_find",
-        "memory postgres_batches postgres_caller redis sqlite",
+        "sqlite_search",
+        "memory postgres_batches postgres_caller postgres_search redis sqlite",
         "postgres",
     ],
     "events": ["event", "subscriptions", "base", "memory redis sqlite", "postgres"],
@@ -143,6 +144,7 @@ ROWS: dict[str, list[str]] = {
     "runner": [
         "backends backpressure conversation_history pools run_watcher schedules settings signals",
         "approvals completion_hooks finding forking heartbeat processes retention",
+        "search_index",
         "cancellation claim erasure outcomes run_recorder",
         "guarded_calls left_runs run_client run_tracing",
         "run_conversation",
@@ -196,8 +198,8 @@ ROWS: dict[str, list[str]] = {
     "cli": [
         "app_loader arguments output store",
         "consent help",
-        "backup check conformance control doctor erase inspect migrate parser reencrypt runs schedules submit tenants "
-        "worker",
+        "backup check conformance control doctor erase index inspect migrate parser reencrypt runs schedules submit "
+        "tenants worker",
         "completion main serve",
     ],
 }
@@ -206,18 +208,18 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9656,
-    "runner": 8312,
+    "runner": 8480,
     "_execution": 6273,
     "persistence": 5901,
     "llm": 3961,
-    "_engines": 6135,
+    "_engines": 6137,
     "_core": 3334,
     "turns": 2993,
     "server": 3119,
-    "cli": 3398,
+    "cli": 3423,
     "integrations": 3048,
-    "queue": 4204,
-    "_views": 2774,
+    "queue": 4538,
+    "_views": 2776,
     "tools": 2244,
     "loop": 1733,
     "planning": 1556,

@@ -58,6 +58,11 @@ async def _stored(db: Path) -> None:
         await runner.submit("nobody", run_id="without-worker")
 
 
+async def _index(db: Path) -> None:
+    async with AgentRunner.open(db) as runner:
+        await runner.search_index.build()
+
+
 def _row(
     number: int,
     name: str,
@@ -133,7 +138,7 @@ class Operator:
 # -- tasks of an operator
 
 
-def test_the_run_with_connection_reset_in_its_error(runs: Page) -> None:
+def test_the_run_with_connection_reset_in_its_error(runs: Page, store: Path) -> None:
     with Operator(runs) as operator:
         operator.press("/")
         operator.type("connection reset by printer")
@@ -142,6 +147,10 @@ def test_the_run_with_connection_reset_in_its_error(runs: Page) -> None:
     assert names(runs) == ["lost-link-103"]
     expect(rows(runs)).to_contain_text("PrinterError: the peer answered: Connection reset by printer")
     expect(runs.locator(".listed")).to_contain_text("Only runs since")
+    in_thread(_index(store))
+    runs.reload()
+    expect(rows(runs)).to_have_count(2)
+    expect(runs.locator(".listed")).not_to_contain_text("Only runs since")
     assert runs.url.endswith("#/runs?search=connection+reset+by+printer")
 
 

@@ -32,7 +32,7 @@ CHANGES_WHAT_IT_NAMES = {
     "schedule pause", "schedule resume", "schedule run", "schedule delete",
 }  # fmt: skip
 #: They write a store as a whole, and delete or change no run in it: `copy` needs an empty store, `restore` a new file.
-WRITES_A_STORE = {"migrate", "reencrypt", "copy", "restore", "carry-over"}
+WRITES_A_STORE = {"migrate", "index", "reencrypt", "copy", "restore", "carry-over"}
 
 #: Functions of the library that delete, or that change many runs, wherever a command calls one of them.
 DELETES = {"assign_runs", "clear", "delete", "discard", "erase", "forget", "mark_restored", "requeue", "vacuum"}

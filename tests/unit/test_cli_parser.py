@@ -44,7 +44,7 @@ def test_the_parser_has_the_commands() -> None:
         "worker", "submit", "runs", "show", "events", "export", "cancel", "send", "signal", "approve", "resume", "fork",
         "dead list", "dead requeue", "dead discard", "vacuum", "doctor", "check", "conformance", "completion",
         "carry-over", "help", "version", "inspect", "serve", "backup", "verify", "restore", "mark-restored", "restored",
-        "copy", "erase", "reencrypt", "workers", "pools", "migrate",
+        "copy", "erase", "reencrypt", "workers", "pools", "migrate", "index",
         "tenant set", "schedule list", "schedule show", "schedule put", "schedule pause", "schedule resume",
         "schedule run", "schedule delete", "schedule next",
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_the_reference_page_is_that_of_the_parser() -> None:
             ["--url", "runs.db", "runs"],
             "options must follow the command, got --url before it. Example: agent-runtime runs",
         ),
-        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 31 more."),
+        (["zzz"], "unknown command 'zzz'. Known: approve, backup, cancel, carry-over, check and 32 more."),
         (["runs", "--status", "faild"], "argument --status: unknown value 'faild'. Did you mean 'failed'?"),
         (["runs", "--lmit", "3"], "unrecognized arguments: --lmit 3. Did you mean '--limit'?"),
         (["runs", "--zzz"], "unrecognized arguments: --zzz (see agent-runtime runs --help)"),

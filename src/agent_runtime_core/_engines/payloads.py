@@ -32,6 +32,8 @@ class ReadingCodec:
     def __init__(self, codec: PayloadCodec | None) -> None:
         self._codec = codec
         self.searchable: bool = bool(getattr(codec, "searchable", codec is None))
+        #: Whether the process has no codec: what it can read is stored as it is.
+        self.is_plain: bool = codec is None
 
     def encode(self, text: str, *, context: str) -> str:
         """Raise NotSupported."""
@@ -167,6 +169,7 @@ class Payloads:
         self._digest: Callable[[str], str] | None = getattr(codec, "digest", None)
         self._digests: Callable[[str], Sequence[str]] | None = getattr(codec, "digests", None)
         self.searchable: bool = bool(getattr(codec, "searchable", False))
+        self.is_plain: bool = bool(getattr(codec, "is_plain", False))
         #: Whether the codec writes what other processes cannot read without it.
         self._encrypts: bool = bool(getattr(codec, "encrypts", True))
         #: The ids of the keys of the codec, if it names them.

@@ -125,6 +125,7 @@ async def list_runs(asked: Asked) -> Answer:
     Several states select the runs with one of them. `note` says which runs were not read.
     """
     runner, caller = asked.runner, asked.caller
+    await runner.search_index.look()
     bound = {name: value for name, value in asked.query.items() if name not in ("cursor", "limit")}
     bound["tenant"] = caller.tenant
     start, limit = queries.page_start(asked.query["cursor"], bound), asked.query["limit"]
@@ -342,7 +343,8 @@ OF_RUNS: Final = (
         "parent": _KEY.about("Child runs of this run."),
         "conversation": _KEY.about("Runs of the conversation with this id."),
         "search": queries.string(1, 512).about(
-            "A text in the id, input, result, errors, messages or metadata of a run. Without `since`: of the last day."
+            "A text in the id, input, result, errors, messages or metadata of a run. Without `since` and without a "
+            "full-text index: of the last day."
         ),
         "metadata": queries.METADATA.about("KEY=VALUE in the metadata of a run."),
         "tag": queries.string(1, MAX_TAG).about("A tag of the run."),

@@ -299,6 +299,9 @@ async def _store(args: Namespace) -> list[Finding]:
             found = [Finding(OK, "store", f"{display_name(runner, args.url)} can be read"), *files]
             found += await _server(runner)
             found += await _runs(runner)
+            if (index := await runner.search_index.read()) is not None:
+                about = f"goes to run number {index.upto:,} of {index.last:,}"
+                found.append(Finding(OK, "search", f"the full-text index {about}"))
             return found
     except StorageOutdated as error:
         return [Finding(WARNING, "store", str(error)), *files]

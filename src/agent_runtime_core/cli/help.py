@@ -16,9 +16,12 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "runs": ("runs", "show", "events", "export", "cancel", "resume", "fork"),
     "messages and answers": ("send", "signal", "approve"),
     "operate": ("workers", "pools", "schedule", "dead", "tenant", "vacuum", "erase", "doctor"),
-    "store": ("migrate", "backup", "restore", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over"),
+    "store": (
+        "migrate", "index", "backup", "restore", "mark-restored", "restored", "copy", "verify", "reencrypt",
+        "carry-over",
+    ),
     "help": ("help", "version", "completion"),
-}
+}  # fmt: skip
 
 _EXAMPLE: Final = "  agent-runtime "
 

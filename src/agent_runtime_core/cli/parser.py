@@ -90,12 +90,8 @@ def parser() -> Parser:
         epilog=_EPILOG,
         formatter_class=Help,
     )
-    top.add_argument(
-        "--version",
-        action="version",
-        version=f"%(prog)s {load('agent_runtime_core:__version__')}",
-        help="print the version and exit",
-    )
+    version = f"%(prog)s {load('agent_runtime_core:__version__')}"
+    top.add_argument("--version", action="version", version=version, help="print the version and exit")
     top.set_defaults(command=".completion:show_help", words=[], json=False, debug=False, parser=top)
     commands = top.add_subparsers(metavar="COMMAND", help="what to do")
     plain = argparse.ArgumentParser(add_help=False)
@@ -527,6 +523,10 @@ def _add_maintenance(commands: Any, store: argparse.ArgumentParser, plain: argpa
         "doctor --url agents.db", [store],
     )  # fmt: skip
     _add_migrate(commands, plain)
+    _command(
+        commands, "index", ".index:index", "index the contents of runs, to search all of them", "index --url agents.db",
+        [store],
+    ).add_argument("--drop", action="store_true", help="delete the index")  # fmt: skip
     _add_erase(commands, plain)
     _add_reencrypt(commands, plain)
     _add_check(commands, store)

@@ -49,7 +49,7 @@ from ..errors import (
     brief,
 )
 from ..limits import RATE_LIMIT, RateLimit
-from .contents import ANY_CONTENTS, TAGS, with_tags
+from .contents import ANY_CONTENTS, TAGS, Candidates, with_tags
 from .live_claims import DelayedRuns, LiveClaims
 from .payload_fields import FIELDS, decode_mail, decode_row, decode_rows, redacted_mail
 from .rate_limits import counted_rate
@@ -101,6 +101,15 @@ def conversation_of(input: Mapping[str, Any]) -> str | None:
     return plain(text)
 
 
+def _is_impossible(wanted: RunFilter) -> bool:
+    """Return whether a text of a filter contains a lone surrogate: no store contains such a value, or accepts it."""
+    texts = (
+        wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
+        wanted.tenant, wanted.run_key,
+    )  # fmt: skip
+    return any(text is not None and HALF.search(text) for text in texts)
+
+
 def _several_tenants(run_id: object, tenants: Sequence[str]) -> InvalidArgument:
     names = ", ".join(map(repr, sorted(tenants)[:MOST_NAMED])) + ", …" * (len(tenants) > MOST_NAMED)
     fix = "Name the tenant, or use the run id"
@@ -146,6 +155,9 @@ class RunQueue(Backend):
     #: Whether the queue has `read("shared", ...)`, and its transitions `all_active_in_group`, `shared`, `save_shared`,
     #: `next_rate_limited` and `next_turn`.
     keeps_limits: ClassVar[bool] = False
+    #: Whether the queue has `read("search", ...)`, `read("search_state", ...)` and `read("numbered", ...)`, and the
+    #: operations "search.create", "search.put", "search.merge" and "search.drop": a full-text index.
+    keeps_search: ClassVar[bool] = False
     #: Settings of a runner on this queue, where the user sets none.
     recommended_settings: ClassVar[Mapping[str, float]] = {}
     #: Names the rows of this queue for a state store on the same engine that reads them; see `StateStore.reads_rows`.
@@ -184,6 +196,9 @@ class RunQueue(Backend):
                 "next_due" (): the smallest `due_at` above 0 of a live run, or None.
                 "processes" (): a list of the ProcessRows, if `keeps_processes`.
                 "shared" (prefix): a dict of the shared states whose names begin so, if `keeps_limits`.
+                "search" (RunFilter, words, most): the `Candidates`, None without an index; if `keeps_search`.
+                "search_state" (limit): the `IndexState`, None without an index; if `keeps_search`.
+                "numbered" (arrivals): a list of the RunRows with these, in that order; if `keeps_search`.
             args: Its arguments.
 
         Returns:
@@ -884,15 +899,37 @@ class RunQueue(Backend):
         if wanted.min_attempts != 1 or wanted.contents != ANY_CONTENTS:  # each insert of a named run comes here
             fix = "Use runner.runs(), which reads at most 10,000 runs for them"
             raise must("wanted", "not have the conditions min_attempts and contents", Shown("them"), fix)
-        texts = (
-            wanted.agent, wanted.prefix, wanted.parent, wanted.conversation, wanted.concurrency_key, wanted.reason,
-            wanted.tenant,
-            wanted.run_key,
-        )  # fmt: skip
-        if any(text is not None and HALF.search(text) for text in texts):
-            return []  # a lone surrogate: no store can have such a value, or accepts it in a query
+        if _is_impossible(wanted):
+            return []
         rows: list[RunRow] = await self.read("find", wanted._replace(limit=min(wanted.limit, MAX_LISTED)))
         # A run that cannot be decrypted must not hide the others.
+        return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
+
+    @property
+    def may_index(self) -> bool:
+        """Whether the store can keep a full-text index of contents: no codec encodes them."""
+        return self.keeps_search and (self.payloads is None or bool(self.payloads.is_plain))
+
+    async def search(self, wanted: RunFilter, words: str, most: int) -> Candidates | None:
+        """Return the runs that may contain words, from the full-text index; None if there is none.
+
+        Args:
+            wanted: Which runs; the conditions that no store decides do not count.
+            words: What they contain, as `indexed_words` returns it: at least 3 characters.
+            most: How many candidates to read at most.
+        """
+        if not self.may_index or _is_impossible(wanted):
+            return None
+        found: Candidates | None = await self.read("search", wanted.of_store, words, most)
+        return found
+
+    async def numbered(self, arrivals: Sequence[int]) -> list[RunRow]:
+        """Return the rows with these `arrival`, if `keeps_search`; without the rows that are gone.
+
+        Args:
+            arrivals: Which rows, in their order.
+        """
+        rows: list[RunRow] = await self.read("numbered", [*arrivals])
         return decode_rows(None if self.payloads is None else self.payloads.marking, rows)
 
     async def find_runs(self, wanted: RunFilter) -> list[RunRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -143,6 +144,84 @@ def contains(words: str, names: Iterable[str | None], texts: Iterable[str | None
         for each in texts
         if each
     )
+
+
+#: Characters that no index contains of contents: NUL ends a text for FTS5, a lone surrogate has no UTF-8, and 1 is
+#: around the tenant.
+_REPLACED: Final = re.compile("[\0\1\ud800-\udfff]")
+#: Characters of a word that an index can find.
+SHORTEST_WORD: Final = 3
+#: Characters of the contents of a run that an index contains at most. Longer contents are searched without it.
+MOST_INDEXED: Final = 1_000_000
+
+
+class Candidates(NamedTuple):
+    """The runs that may contain words, from the full-text index of a store.
+
+    Attributes:
+        places: The (created_at, arrival) of runs that match the filter of the store, in its order.
+        end: Where the next candidates begin; None after the last one.
+    """
+
+    places: list[tuple[float, int]]
+    end: tuple[float, int] | None
+
+
+class IndexState(NamedTuple):
+    """How far a full-text index goes.
+
+    Attributes:
+        upto: The `arrival` of the last run that was indexed.
+        changed: The `arrival` of the first runs that changed since they were indexed, and that do not run.
+        last: The greatest `arrival` that was assigned so far.
+        writers: The open transactions that may store a run with an `arrival` up to `last`, by their names.
+    """
+
+    upto: int
+    changed: list[int]
+    last: int
+    writers: frozenset[str] = frozenset()
+
+
+class IndexEntry(NamedTuple):
+    """What an index is to contain of a run.
+
+    Attributes:
+        arrival: The `arrival` of the run.
+        seen: Its `generation`, `ended_at`, `mail_seq` and `claim_id` when its contents were read; None in place of
+            the last while it runs.
+        text: Its text; None makes it a candidate of each search.
+        live: Whether it had not ended. Only a claim or a message changes its contents, and it is indexed again then.
+    """
+
+    arrival: int
+    seen: tuple[int, float | None, int, str | None]
+    text: str | None
+    live: bool
+
+
+def indexed_words(words: str) -> str:
+    """Return words as the texts of an index contain them."""
+    return _REPLACED.sub("?", words.lower())
+
+
+def indexed_text(tenant: str, contents: RunContents) -> str | None:
+    """Return the text of a run for an index: its names and values as `contains` compares them. None if it is long.
+
+    Args:
+        tenant: The tenant of the run.
+        contents: Its contents.
+    """
+    found = dict.fromkeys(each.lower() for each in contents.names if each)
+    for each in contents.texts:
+        found.update(dict.fromkeys(_values(_tree(each))))
+    text = _REPLACED.sub("?", "\n".join(found))
+    return f"{tenant_mark(tenant)}\n{text}" if len(text) <= MOST_INDEXED else None
+
+
+def tenant_mark(tenant: str) -> str:
+    """Return what the texts of a tenant contain, and no other text."""
+    return f"\1{tenant}\1"
 
 
 def _tree(text: str | None) -> Any:

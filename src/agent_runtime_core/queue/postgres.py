@@ -19,6 +19,8 @@ from .base import RunQueue
 from .pools import PREFIX
 from .postgres_batches import BATCHES, OF_RUNS
 from .postgres_caller import CallerInsert, store_id
+from .postgres_search import OPERATION_SET, search
+from .postgres_search import state as search_state
 from .rate_limits import PREFIX as RATES
 from .rate_limits import Rate
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, RunUpdate, contents_of
@@ -26,6 +28,7 @@ from .sqlite import _REWRITE, _REWRITE_MESSAGE, _children, _mail, _shared
 from .sqlite import _next_due as sqlite_next_due
 from .sqlite import _processes as sqlite_processes
 from .sqlite_find import ALL, agents, checked_row, counts, fetch, find
+from .sqlite_search import numbered
 from .transitions import ServerLeases, operation_set
 
 DUE_AT_ONCE = 1_000  # most delayed runs that one claim makes ready; the next claim continues
@@ -452,6 +455,7 @@ class PostgresQueue(PostgresBackend, RunQueue):
             batches=BATCHES,
             one_statement=_ONE_STATEMENT,
         ),
+        OPERATION_SET,
     )
 
     reads: ClassVar[Reads] = {
@@ -465,12 +469,16 @@ class PostgresQueue(PostgresBackend, RunQueue):
         "processes": _processes,
         "last_arrival": _last_arrival,
         "shared": _shared,
+        "search": search,
+        "search_state": search_state,
+        "numbered": numbered,
     }
 
     # A process cannot see that a process on another machine ended.
     recommended_settings: ClassVar[Mapping[str, float]] = {"lease_ttl_seconds": 30, "heartbeat_interval_seconds": 10}
     keeps_processes = True
     keeps_limits = True
+    keeps_search = True
     keeps_rows = "arc_runs"
 
     def lease_now(self) -> float:

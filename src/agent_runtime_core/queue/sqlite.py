@@ -17,6 +17,8 @@ from .base import RunQueue
 from .rate_limits import PREFIX as RATES
 from .records import COLUMNS, ClaimRequest, MailboxMessage, ProcessRow, RunRow, RunSnapshot, contents_of, end_of_prefix
 from .sqlite_find import ALL, BATCH, agents, checked_row, counts, fetch, find
+from .sqlite_search import OPERATION_SET, forget, numbered, search
+from .sqlite_search import state as search_state
 from .transitions import RunTransitions, operation_set
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between checks for dead processes in claims
@@ -294,6 +296,7 @@ class SQLiteTransitions(RunTransitions):
         self.tx.rows.pop(row.run_id, None)
         self.tx.execute(_KEEP_LAST, (row.arrival,) * 3)
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.arrival,))
+        forget(self.tx, row.arrival)
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
     def make_due_ready(self, wall: float) -> Sequence[tuple[str, str]]:
@@ -490,6 +493,7 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
 
     operation_sets: ClassVar[OperationSets] = (
         operation_set(SQLiteTransitions, MIGRATIONS, fence=_claim_of, short_reads={_mail: _short_mail}),
+        OPERATION_SET,
     )
 
     reads: ClassVar[Reads] = {
@@ -503,8 +507,12 @@ class SQLiteQueue(SQLiteBackend, RunQueue):
         "processes": _processes,
         "last_arrival": _last_arrival,
         "shared": _shared,
+        "search": search,
+        "search_state": search_state,
+        "numbered": numbered,
     }
 
     keeps_processes = True
     keeps_limits = True
+    keeps_search = True
     keeps_rows = "arc_runs"

@@ -34,6 +34,7 @@ from ..queue.records import LIVE, RowChanged, RunFilter, RunRow, unreadable
 from ..state.base import CHILD, ERASED, MEMBER, EffectRow, erased_effect
 from .backends import Backends
 from .retention import forget
+from .search_index import SearchIndex
 
 #: In place of the text of a message whose run was erased, in a conversation that stays.
 BLANK: Final = "(erased)"
@@ -136,6 +137,7 @@ async def erase(
             await work.erase(tree)
         else:
             work.name_left(await work.find())
+        await work.forget()
     await work.compact(compact)
     await work.audit("erasure finished", work.done.counts())
     return work.done
@@ -452,6 +454,10 @@ class _Erasing:
                     await store.save(conversation)
 
     # -- the file, and the audit store
+
+    async def forget(self) -> None:
+        """Remove what the full-text index still has of deleted runs."""
+        await SearchIndex(self._queue, self._state).forget()
 
     @contextlib.asynccontextmanager
     async def overwriting(self) -> AsyncIterator[None]:

@@ -18,7 +18,7 @@ from .._core.validation import unknown
 from .._journal.record import ATTEMPT, Record, is_copied
 from ..errors import InvalidArgument, StorageCorrupt, UnknownEncryptionKey
 from ..queue.base import RunQueue
-from ..queue.contents import RunContents
+from ..queue.contents import SHORTEST_WORD, Candidates, RunContents, indexed_words
 from ..queue.records import CODE_VERSION, LIVE, MailboxMessage, RunFilter, RunRow, row_contents
 from ..state.base import RunEnd, StateStore
 from .settings import RunInfo
@@ -108,11 +108,8 @@ class Finder:
         self._queue, self._state, self._sort, self._visible = queue, state, sort, visible
         self._now = queue.clock.wall()
         self._notes: list[str] = []
-        if (wanted.contents.search is not None or sort is not None) and not wanted.since:
-            until = self._now if wanted.until is None else wanted.until
-            wanted = wanted._replace(since=max(until - DEFAULT_SECONDS, 0.001))
-            self._notes.append(f"Only runs since {aware(wanted.since):%Y-%m-%d %H:%M} UTC. Set since for older runs.")
         self._wanted = wanted
+        self._listed: Candidates | None = None  # by the full-text index of the store
         self._characters = self._unreadable = 0
         self._values: dict[str, float] = {}
 
@@ -129,6 +126,9 @@ class Finder:
             self._now = after[2]  # or a live run would pass those that were listed
         elif after is not None:
             start = after[0], int(after[1])
+        self._listed = await self._candidates(start)
+        if self._listed is None:
+            self._limit_time()
         while found.read < MOST_ROWS and self._characters < MOST_CHARACTERS:
             rows, start = await self._page(start)
             admitted, last = await self._admitted(rows)
@@ -137,6 +137,8 @@ class Finder:
             found.rows += admitted
             if start is None or (not sorts and len(found.rows) >= limit):
                 break
+            if self._listed is not None and not self._listed.places:
+                break  # the next candidates are found by the next request
         if start is not None and (sorts or len(found.rows) < limit):
             self._note_end(found, start)
         found.position = start
@@ -150,6 +152,25 @@ class Finder:
         found.note = " ".join(self._notes)
         found.rows = [each for row in found.rows if (each := await self._whole(row)) is not None]
         return found
+
+    async def _candidates(self, start: tuple[float, int] | None) -> Candidates | None:
+        """Return the runs that may contain the words, from the index of the store; None if runs are to be scanned."""
+        words = indexed_words(self._wanted.contents.search or "")
+        if self._sort is not None or len(words) < SHORTEST_WORD:
+            return None
+        return await self._queue.search(self._from(start), words, MOST_ROWS)
+
+    def _limit_time(self) -> None:
+        """Search or sort the runs of the last day, unless the time range has a beginning."""
+        wanted, words = self._wanted, self._wanted.contents.search
+        if wanted.since or (words is None and self._sort is None):
+            return
+        until = self._now if wanted.until is None else wanted.until
+        self._wanted = wanted._replace(since=max(until - DEFAULT_SECONDS, 0.001))
+        indexable = self._sort is None and len(words or "") >= SHORTEST_WORD and self._queue.may_index
+        more = ", or create an index with agent-runtime index" if indexable else ""
+        since = f"{aware(self._wanted.since):%Y-%m-%d %H:%M}"
+        self._notes.append(f"Only runs since {since} UTC. Set since for older runs{more}.")
 
     def _note_end(self, found: Found, start: tuple[float, int]) -> None:
         what = f"{found.read:,} runs were read" if found.read >= MOST_ROWS else "Many contents were read"
@@ -169,15 +190,26 @@ class Finder:
 
     async def _page(self, start: tuple[float, int] | None) -> tuple[list[RunRow], tuple[float, int] | None]:
         """Return the next rows of the store, and where the page after them starts; None after the last one."""
+        if self._listed is not None:
+            places, end = self._listed
+            page = places[:_LARGE_PAGE]
+            del places[:_LARGE_PAGE]
+            rows = await self._queue.numbered([n for _, n in page])
+            return rows, page[-1] if places else end
         wanted, contents = self._wanted, self._wanted.contents
         size = _LARGE_PAGE if contents.search is not None else _PAGE
         metadata = wanted.without_input or self._visible is not None or bool(contents.metadata or contents.tag)
         light, without_input = contents.search is None and not metadata, contents.search is None
         asked = wanted.of_store._replace(limit=size, light=light, without_input=without_input)
-        if start is not None:
-            asked = asked._replace(before=start) if wanted.newest_first else asked._replace(after=start[1])
-        rows = await self._queue.find_runs(asked)
+        rows = await self._queue.find_runs(self._from(start, asked))
         return rows, self._place(rows[-1]) if len(rows) == size else None
+
+    def _from(self, start: tuple[float, int] | None, wanted: RunFilter | None = None) -> RunFilter:
+        """Return a filter for the runs after a place."""
+        wanted = self._wanted if wanted is None else wanted
+        if start is None:
+            return wanted
+        return wanted._replace(before=start) if wanted.newest_first else wanted._replace(after=start[1])
 
     def _place(self, row: RunRow) -> tuple[float, int]:
         return row.created_at, row.arrival
@@ -202,7 +234,7 @@ class Finder:
         found: list[RunRow] = []
         for at in range(0, len(rows), _TOGETHER):
             chunk = rows[at : at + _TOGETHER]
-            known = [(row, _contents_of(row, ends.get(row.run_id))) for row in chunk]
+            known = [(row, contents_of(row, ends.get(row.run_id))) for row in chunk]
             known = [each for each in known if cheap.admits(*each) and await self._is_visible(each[0])]
             if reads_journal:
                 known = [*zip((row for row, _ in known), await self._with_journals(known), strict=True)]
@@ -237,15 +269,12 @@ class Finder:
         if self._wanted.admits(row, contents):
             return contents
         try:
-            records = await self._state.records(row.run_id)
-            mail = await self._queue.mail(row.run_id) if row.mail_seq else []
-            version = code_version_of(records, mail)
+            found = await with_journal(self._queue, self._state, row, contents)
         except (StorageCorrupt, UnknownEncryptionKey):
             self._unreadable += 1
             return contents
-        texts = (*(text for each in records for text in (each.result, each.error)), *(each.payload for each in mail))
-        self._characters += sum(len(text) for text in texts if text)
-        return contents._replace(code_version=version, texts=(*contents.texts, *texts))
+        self._characters += sum(len(text) for text in found.texts[len(contents.texts) :] if text)
+        return found
 
     def _value(self, row: RunRow, ends: Mapping[str, RunEnd]) -> float:
         """Return the value by which a run is sorted. A run without the value comes last."""
@@ -261,7 +290,21 @@ class Finder:
         return self._now - row.created_at
 
 
-def _contents_of(row: RunRow, end: RunEnd | None) -> RunContents:
+async def with_journal(queue: RunQueue, state: StateStore, row: RunRow, contents: RunContents) -> RunContents:
+    """Return the contents of a run with what its journal and its mailbox have of it.
+
+    Raises:
+        StorageCorrupt: They are damaged.
+        UnknownEncryptionKey: They cannot be decrypted.
+    """
+    records = await state.records(row.run_id)
+    mail = await queue.mail(row.run_id) if row.mail_seq else []
+    texts = (*(text for each in records for text in (each.result, each.error)), *(each.payload for each in mail))
+    return contents._replace(code_version=code_version_of(records, mail), texts=(*contents.texts, *texts))
+
+
+def contents_of(row: RunRow, end: RunEnd | None) -> RunContents:
+    """Return the contents of a run that its row and its end have."""
     contents = row_contents(row)
     if end is None or row.status in LIVE or end.generation != row.generation:
         return contents

@@ -29,6 +29,7 @@ from ..queue.records import MailboxMessage, RunFilter, RunRow, contents_of
 from ..state.base import CALLED, CHILD, MEMBER, EffectRow
 from .backends import Backends
 from .runner import AgentRunner
+from .search_index import SearchIndex
 
 BATCH: Final = 500
 _PAGE: Final = 100  # runs, events or documents in one read
@@ -131,6 +132,7 @@ async def _reencrypt(backends: Backends | None, stores: Sequence[DocumentStore],
         raise must("payload_codec", "be a payload codec", None, fix)
     work = _Work(payloads[0], batch)
     if backends is not None:
+        await SearchIndex(backends.queue, backends.state).drop()  # it has the contents as they were
         await _Runs(work, backends).reencrypt()
     # Each of the six stores of a manager may use a separate document store for the same place.
     places = {getattr(each, "root", None) or id(each.commits): each for each in stores}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as _dt
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
@@ -52,6 +52,7 @@ from .pools import PoolInfo, pools
 from .retention import forget, vacuum
 from .run_watcher import CHECK_INTERVAL, RunWatcher, closed, pages_until_ended
 from .schedules import Schedules
+from .search_index import SearchIndex
 from .settings import RunInfo, RunnerConfig, content_filter, no_messages_reason, run_filter
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ class RunClient:
     def backpressure_seconds(self) -> float:
         """How long runs of this process have waited for readers of their answers."""
         return self._flow.waited_seconds
+
+    @cached_property
+    def search_index(self) -> SearchIndex:
+        """The full-text index that `runs(search=…)` uses, once `search_index.build()` has created it."""
+        return SearchIndex(self.queue, self.state_store)
 
     def _prepare(self) -> None:
         self.watcher: RunWatcher = RunWatcher(self.queue)
@@ -239,7 +245,8 @@ class RunClient:
 
         No index of a store has what `metadata`, `tag`, `min_attempts`, `error_type`, `code_version`, `search` and
         `sort` need. With one of them at most 10,000 runs and 64 MiB of contents are read. The `note` of the list says
-        which runs were not read.
+        which runs were not read. After `search_index.build()`, `search` with at least 3 characters reads only runs
+        that may have the text, of any time.
 
         Args:
             status: Only runs with this status, or with one of these. Dead letters have the status "dead".

@@ -101,7 +101,7 @@ function Filters({ filters, change, agents, tenants }) {
     onChange=${(event) => change({ [name]: event.target.value && new Date(event.target.value).toISOString() })} /><//>`;
   return html`<div class="filters" role="search">
     <input type="search" aria-label="Run id or key begins with; Enter searches the contents" placeholder="Id or key, Enter: any text" value=${text}
-      title="Finds runs by the beginning of their id or key. Enter searches inputs, results, errors, messages and metadata of the last day."
+      title="Finds runs by the beginning of their id or key. Enter searches inputs, results, errors, messages and metadata."
       onInput=${(event) => setText(event.target.value)} onKeyDown=${submit} />
     <${Select} label="State" value="" onChange=${(state) => change({ state: [...chosen, state] })}
       options=${[["", chosen.length ? "Add a state" : "All states"], ...STATES.filter((each) => !chosen.includes(each)).map((each) => [each, stateName(each)])]} />
