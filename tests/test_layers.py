@@ -208,7 +208,7 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9656,
-    "runner": 8480,
+    "runner": 8483,
     "_execution": 6273,
     "persistence": 5901,
     "llm": 3961,

@@ -367,7 +367,7 @@ def _claim_of(tx: PostgresTx, run_id: str) -> str | None:
 def _lock_shared(tx: PostgresTx, requests: Sequence[CommitRequest]) -> None:
     """Lock the shared states of all requests, in one order and before anything else: other requests lock keys and rows.
 
-    A claim has a rate limit locked while it locks rows, but it waits for no row then. So a release, which takes the
+    A claim keeps a rate limit locked while it locks rows, but it waits for no row then. So a release, which takes the
     start of its claim back, may wait for the claim here.
     """
     for request in requests:

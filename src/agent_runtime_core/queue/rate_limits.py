@@ -160,7 +160,7 @@ def _is_over(row: RunRow, now: float) -> bool:
 
 
 def counted_rate(row: RunRow) -> str:
-    """Return the rate limit that has counted the claim of a row as a start; "" if none has.
+    """Return the rate limit that counted the claim of a row as a start; "" if none did.
 
     Args:
         row: The row as it was claimed.

@@ -111,7 +111,7 @@ def put(tx: SQLiteTx, upto: int, entries: Sequence[IndexEntry]) -> None:
 
 
 def merge(tx: SQLiteTx, first: bool) -> bool:
-    """Merge parts of the index: until then, they have the trigrams of runs that were deleted. Return whether to go on.
+    """Merge parts of the index, which contain trigrams of deleted runs until then. Return whether to go on.
 
     Args:
         tx: The transaction.

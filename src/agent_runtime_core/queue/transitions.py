@@ -395,8 +395,8 @@ class RunTransitions(ABC):
     def bring_forward(self, name: str, seconds: float) -> None:
         """Subtract seconds from the `due_at` of all rows that a rate limit delays.
 
-        They have a `rate` whose state has this name, the status "pending", the `reason` "rate_limit" and a `due_at`
-        above 0. A claim calls it: it must not wait for rows that another transaction has locked.
+        The state of their `rate` is named so, their status is "pending", their `reason` is "rate_limit" and their
+        `due_at` is above 0. A claim calls it: it must not wait for rows that another transaction has locked.
 
         Args:
             name: The name of the state, as `Rate.name` returns it.

@@ -92,7 +92,8 @@ class HeldClaim(LeasedRun):
         #: The row is being changed by this process: that it no longer says "running" is no lost lease.
         self.leaving: bool = False
         self.attempt_recorded: bool = row.parked == 1  # the journal has the start of this attempt
-        self.counted_rate: str = counted_rate(row)  # the rate limit that has counted this claim as a start
+        #: The rate limit that has counted this claim as a start; "" if none has.
+        self.counted_rate: str = "" if row.rate is None else counted_rate(row)
         #: How a worker claims its next run in the commit that ends this one, and how it starts what it claimed.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start_claimed: Callable[[list[RunRow]], None] | None = None

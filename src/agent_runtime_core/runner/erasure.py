@@ -456,7 +456,7 @@ class _Erasing:
     # -- the file, and the audit store
 
     async def forget(self) -> None:
-        """Remove what the full-text index still has of deleted runs."""
+        """Remove what the full-text index still contains of deleted runs."""
         await SearchIndex(self._queue, self._state).forget()
 
     @contextlib.asynccontextmanager

@@ -269,7 +269,7 @@ class RunExecution:
         if self.recorder is not None and (row.crashes_in_row or row.generation > 1):
             await self.recorder.fence(self.claim.fenced_writes())
         journal = StepJournal(writer, records, self.control)
-        if self.claim.is_takeover:
+        if row.crashes_in_row or row.reason:
             await self._give_back_earlier()
         if journal.view.pools:
             writer.reservations[_EARLIER] = [*journal.view.pools]
@@ -291,8 +291,11 @@ class RunExecution:
 
     async def _give_back_earlier(self) -> None:
         """Give back what an interrupted execution has reserved in pools: this execution may not make the same calls."""
-        if ops := await given_back_ops(self.backends.queue, self.claim.row.run_id, self.claim.clock.wall()):
-            await self.claim.writer.write(queue=ops)
+        claim = self.claim
+        if claim.is_takeover and (
+            ops := await given_back_ops(self.backends.queue, claim.row.run_id, claim.clock.wall())
+        ):
+            await claim.writer.write(queue=ops)
 
     async def _version_mismatch(self, records: Sequence[Record]) -> JournalMismatch | None:
         row = self.claim.row

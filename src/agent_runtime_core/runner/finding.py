@@ -161,7 +161,7 @@ class Finder:
         return await self._queue.search(self._from(start), words, MOST_ROWS)
 
     def _limit_time(self) -> None:
-        """Search or sort the runs of the last day, unless the time range has a beginning."""
+        """Search or sort the runs of the last day, unless the time range contains a beginning."""
         wanted, words = self._wanted, self._wanted.contents.search
         if wanted.since or (words is None and self._sort is None):
             return
@@ -291,7 +291,7 @@ class Finder:
 
 
 async def with_journal(queue: RunQueue, state: StateStore, row: RunRow, contents: RunContents) -> RunContents:
-    """Return the contents of a run with what its journal and its mailbox have of it.
+    """Return the contents of a run with the texts of its journal and its mailbox.
 
     Raises:
         StorageCorrupt: They are damaged.
@@ -304,7 +304,7 @@ async def with_journal(queue: RunQueue, state: StateStore, row: RunRow, contents
 
 
 def contents_of(row: RunRow, end: RunEnd | None) -> RunContents:
-    """Return the contents of a run that its row and its end have."""
+    """Return the contents of a run of its row and its end."""
     contents = row_contents(row)
     if end is None or row.status in LIVE or end.generation != row.generation:
         return contents
