@@ -208,11 +208,11 @@ ROWS: dict[str, list[str]] = {
 #: lowers its number. A number is raised only with a line in docs/decisions.
 BUDGET: dict[str, int] = {
     "testing": 9656,
-    "runner": 8483,
+    "runner": 8484,
     "_execution": 6273,
     "persistence": 5901,
     "llm": 3961,
-    "_engines": 6137,
+    "_engines": 6138,
     "_core": 3334,
     "turns": 2993,
     "server": 3119,

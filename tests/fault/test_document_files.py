@@ -176,6 +176,7 @@ async def test_a_writer_that_stands_still_is_named_and_not_waited_for(tmp_path: 
         child.expect("done")
         with locked(str(tmp_path / "lock")), pytest.raises(StorageBusy, match="did not answer"):
             await table.get("one")
+        documents.patience = 30.0
         assert await table.get("one")
     await documents.close()
 

@@ -196,7 +196,9 @@ async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, capl
             await consistent(working.runners[0], f"r{n}")
         assert left[1] == 0, "the disk was full"
         assert set(working.ran.values()) == {1}
-    assert outage_records(caplog) == (1, 1)
+    tracebacks, ends = outage_records(caplog)
+    assert tracebacks == 1
+    assert ends in (1, 2), "a failure may be noticed after another commit has succeeded"
 
 
 @pytest.mark.redis

@@ -37,8 +37,8 @@ SHOW_RUNS: dict[str, list[list[str]]] = {
 }  # fmt: skip
 SHOW_NO_RUNS = {
     "worker", "serve", "submit", "inspect", "conformance", "schedule", "tenant", "vacuum", "erase", "migrate", "backup",
-    "restore", "pools", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help", "version",
-    "completion",
+    "restore", "pools", "index", "mark-restored", "restored", "copy", "verify", "reencrypt", "carry-over", "help",
+    "version", "completion",
 }  # fmt: skip
 CODE = """
 from agent_runtime_core import AgentRuntime, RunResult

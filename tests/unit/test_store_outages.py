@@ -43,6 +43,16 @@ def test_a_full_store_is_back_when_it_has_written(outage: StoreOutage, errors: t
     assert outage.since is None, "the last outage was none of a full store"
 
 
+def test_what_was_asked_before_the_failure_ends_no_outage(outage: StoreOutage, clock: VirtualClock) -> None:
+    began = clock.monotonic()
+    clock.advance(0.001)
+    outage.noticed(FULL)
+    outage.answered(began=began)
+    assert outage.since is not None
+    outage.answered(began=clock.monotonic())
+    assert outage.since is None
+
+
 def test_an_outage_that_comes_again_soon_has_no_second_traceback(
     outage: StoreOutage, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ others: an outage that comes again soon is logged without a second traceback.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -77,16 +78,18 @@ class StoreOutage:
             exc_info=None if again else (type(error), error, error.__traceback__),
         )
 
-    def answered(self, *, wrote: bool = True) -> None:
+    def answered(self, *, wrote: bool = True, began: float = math.inf) -> None:
         """Note that the store answered, from any thread. The end of an outage is logged.
 
         Args:
             wrote: It wrote something. A full store answers reads all the time.
+            began: When the request began, on the monotonic clock. What was asked before the last failure may have been
+                answered before it, too.
         """
         if self.since is None:
             return
         with self._lock:
-            if self.since is None or (self.is_full and not wrote):
+            if self.since is None or began < self.failed_at or (self.is_full and not wrote):
                 return
             self.ended_at = self._clock.monotonic()
             seconds, self.since = self.ended_at - self.since, None

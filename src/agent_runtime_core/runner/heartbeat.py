@@ -199,13 +199,13 @@ class Heartbeat:
         self._release_abandoned()
         if held := _claims(self._alive()):
             commit: Any = self._queue.commits
-            began = self._clock.boot()
+            began, asked = self._clock.boot(), self._clock.monotonic()
             try:
                 answers = commit.commit_from_thread(None, [self._extends(held), *self._renewal()])[0]
             except Exception as error:  # noqa: BLE001 - an error that leaves this method would end the thread
                 self._heartbeat_failed(held, error)
             else:
-                self._apply_replies(held, answers, began)
+                self._apply_replies(held, answers, began, asked)
 
     def _release_abandoned(self) -> None:
         self._queue.live_claims.suspended()  # compares the clocks
@@ -234,13 +234,13 @@ class Heartbeat:
 
     async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
         if held := _claims(each for each in self._alive() if each.loop is loop):
-            began = self._clock.boot()
+            began, asked = self._clock.boot(), self._clock.monotonic()
             try:
                 answers = (await self._queue.commits.commit(None, [self._extends(held), *self._renewal()]))[0]
             except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next beat tries again
                 self._heartbeat_failed(held, error)
             else:
-                self._apply_replies(held, answers, began)
+                self._apply_replies(held, answers, began, asked)
 
     def _alive(self) -> list[LeasedRun]:
         """Return the claims whose leases are extended: their event loop runs, and their time is not up."""
@@ -252,9 +252,9 @@ class Heartbeat:
                 if not h.loop.is_closed() and now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL_SECONDS
             ]
 
-    def _apply_replies(self, held: list[_Claim], answers: list[tuple[bool, bool]], began: float) -> None:
+    def _apply_replies(self, held: list[_Claim], answers: list[tuple[bool, bool]], began: float, asked: float) -> None:
         now = self._clock.monotonic()
-        self._outage.answered()
+        self._outage.answered(began=asked)
         for (each, claim_id), (ok, cancel) in zip(held, answers, strict=True):
             each.extended_at, each.answered_at = began, now
             if not ok:

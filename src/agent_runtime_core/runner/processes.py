@@ -115,10 +115,11 @@ class ListedProcess:
         """Store or renew the row. If the store is not available, the next call does it."""
         if not (operations := self.operations()):
             return
-        outage = StoreOutage.of(self._queue.commits, self._queue.clock)
+        clock = self._queue.clock
+        outage, began = StoreOutage.of(self._queue.commits, clock), clock.monotonic()
         try:
             await self._queue.commits.commit(None, operations)
-            outage.answered()
+            outage.answered(began=began)
         except OUTAGE as error:
             self._renewed_at = None
             outage.noticed(error)

@@ -494,11 +494,11 @@ class Worker:
         return None
 
     async def _claim_for(self, free: int) -> bool:
-        self._looked = self.queue.clock.boot()
+        self._looked, began = self.queue.clock.boot(), self.queue.clock.monotonic()
         rows = await self._claimed(self._claim(free))
         if rows is None:
             return False
-        self._outage.answered(wrote=bool(rows) or not self.queue.keeps_processes)
+        self._outage.answered(wrote=bool(rows) or not self.queue.keeps_processes, began=began)
         self._claims_due = bool(self._registry().keys())
         await self._start_claimed(rows)  # also after `stop()`: claimed runs must be executed or released
         return bool(rows) and len(rows) == free and not self._stopping

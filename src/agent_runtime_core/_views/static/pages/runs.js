@@ -85,11 +85,15 @@ function Filters({ filters, change, agents, tenants }) {
   const latest = useRef(change);
   latest.current = change;
   const timer = useRef(0);
-  useEffect(() => setText(search || q), [search, q]); // the filters may be changed by a link, too
   useEffect(() => {
-    timer.current = setTimeout(() => text !== (search || q) && latest.current({ q: text, search: null }), 250);
+    setText(search || q); // the filters may be changed by a link, too
     return () => clearTimeout(timer.current);
-  }, [text]);
+  }, [search, q]);
+  const typed = ({ target: { value } }) => {
+    setText(value);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => latest.current({ q: value, search: null }), 250);
+  };
   const submit = ({ key, target: { value } }) => {
     if (key !== "Enter" || !value.trim()) return;
     clearTimeout(timer.current);
@@ -102,7 +106,7 @@ function Filters({ filters, change, agents, tenants }) {
   return html`<div class="filters" role="search">
     <input type="search" aria-label="Run id or key begins with; Enter searches the contents" placeholder="Id or key, Enter: any text" value=${text}
       title="Finds runs by the beginning of their id or key. Enter searches inputs, results, errors, messages and metadata."
-      onInput=${(event) => setText(event.target.value)} onKeyDown=${submit} />
+      onInput=${typed} onKeyDown=${submit} />
     <${Select} label="State" value="" onChange=${(state) => change({ state: [...chosen, state] })}
       options=${[["", chosen.length ? "Add a state" : "All states"], ...STATES.filter((each) => !chosen.includes(each)).map((each) => [each, stateName(each)])]} />
     <${Select} label="Agent" value=${agent} onChange=${(each) => change({ agent: each })}
