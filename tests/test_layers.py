@@ -218,7 +218,7 @@ BUDGET: dict[str, int] = {
     "server": 3119,
     "cli": 3423,
     "integrations": 3048,
-    "queue": 4538,
+    "queue": 4540,
     "_views": 2776,
     "tools": 2244,
     "loop": 1733,

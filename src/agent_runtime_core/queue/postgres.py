@@ -71,6 +71,7 @@ _CLAIMED_BEFORE = (
 _CLAIMED = "status = 'running' AND origin = '' AND lease_until < ?"
 _READY = "status = 'pending' AND due_at = 0 AND origin = '' AND held = 0"
 _OF = "agent = ANY(?)"
+_OF_AGENT = "agent = ?"  # an index has the order of `ANY` only from PostgreSQL 17 on, so all ready runs would be sorted
 _SKIP = "FOR NO KEY UPDATE SKIP LOCKED"
 _TURN = (
     f"SELECT {ALL} FROM arc_runs WHERE agent = ? AND priority = ? AND turn IS NOT NULL AND turn {{}} ? AND {_READY}"
@@ -250,7 +251,8 @@ class PostgresTransitions(ServerLeases):
         if want.agents is None:
             condition = f"{OF_RUNS} AND {condition}"
         else:
-            condition, values = f"{_OF} AND {condition}", [[*want.agents], *values]
+            of, key = (_OF_AGENT, want.agents[0]) if len(want.agents) == 1 else (_OF, [*want.agents])
+            condition, values = f"{of} AND {condition}", [key, *values]
         found = fetch(self.tx.execute(_choice(condition, order), (*values, limit)))
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
