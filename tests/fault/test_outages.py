@@ -197,7 +197,8 @@ async def full_disk(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, capl
         assert left[1] == 0, "the disk was full"
         assert set(working.ran.values()) == {1}
     tracebacks, ends = outage_records(caplog)
-    assert tracebacks == 1
+    begins = sum("is not available" in each.getMessage() for each in caplog.records)
+    assert (tracebacks, ends) == (1, begins), "each outage that is told has ended"
     assert ends in (1, 2), "a failure may be noticed after another commit has succeeded"
 
 

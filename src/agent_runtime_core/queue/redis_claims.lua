@@ -16,7 +16,7 @@ local function above(ticket, last)
   return string.char(unpack(digits)) .. string.sub(ticket, 11)
 end
 
--- Returns the agents of all runs, with those of this commit: the rows of schedules are no runs.
+-- Returns the agents of all stored runs and of the runs of this commit, without the agent of schedules.
 local function all_agents()
   local found, known = {}, {}
   local function add(agent)
